@@ -1,0 +1,30 @@
+# Warnings, sanitizers and the helper that declares one library per source folder.
+add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -ffp-contract=off)
+if(TESSERA_SANITIZE)
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+endif()
+if(TESSERA_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined)
+  add_link_options(-fsanitize=address,undefined)
+endif()
+
+# Instruction-set sources carry the set as a file suffix and are reached only through run-time dispatch.
+set(TESSERA_ISA_avx2 -mavx2 -mfma -mf16c)
+set(TESSERA_ISA_avx512 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi)
+set(TESSERA_ISA_avx512bf16 ${TESSERA_ISA_avx512} -mavx512bf16)
+set(TESSERA_ISA_amx ${TESSERA_ISA_avx512bf16} -mamx-tile -mamx-bf16 -mamx-int8)
+
+# tessera_library(folder deps...): src/<folder>/**.cpp as libtessera_<folder with _>.
+function(tessera_library folder)
+  string(REPLACE "/" "_" name tessera_${folder})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${folder}/*.cpp)
+  add_library(${name} STATIC ${sources})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(${name} PUBLIC ${ARGN})
+  foreach(source ${sources})
+    if(source MATCHES "_(avx2|avx512|avx512bf16|amx)\\.cpp$" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${TESSERA_ISA_${CMAKE_MATCH_1}}")
+    endif()
+  endforeach()
+endfunction()

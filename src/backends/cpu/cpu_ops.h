@@ -1,0 +1,123 @@
+#pragma once
+// The CPU backend. One class; its methods stand by family in cpu_linear.cpp (weights, products),
+// cpu_rows.cpp (norms, GLU, rope, copies), cpu_attention.cpp and cpu_sample.cpp. Kernels stand in
+// isa/, one file per instruction set, reached through the tables that the constructor picks once.
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/cpu/thread_pool.h"
+#include "ops/ops.h"
+
+namespace tessera::cpu {
+
+/// Instruction sets, best last; `kNeon` on ARM only.
+enum class Isa : uint8_t { kScalar, kNeon, kAvx2, kAvx512, kAmx };
+
+/// The best set that this machine, its kernel and the name ("" = best) allow; AMX asks the kernel
+/// for its tiles. kAvx512 means F, BW, DQ, VL, VNNI and VBMI; kAmx adds AVX512-BF16, AMX-TILE,
+/// AMX-BF16.
+Isa pick_isa(std::string_view at_most);
+std::string_view isa_name(Isa isa);
+
+struct CpuOptions {
+    int32_t threads = 1;
+    /// Formats of the activations of prompt rows and generated rows; nothing picks the default of
+    /// the Isa.
+    bool act_auto = true;
+    ActFormat act_prompt = ActFormat::kF32;
+    ActFormat act_generated = ActFormat::kF32;
+    std::string isa;
+};
+
+class CpuOps final : public Ops {
+  public:
+    explicit CpuOps(const CpuOptions& options);
+    ~CpuOps() override;
+
+    std::string_view name() const override { return "CPU"; }
+    std::string description() const override;
+    std::vector<std::string_view> overrides() const override;
+    void set_op_timing(bool on) override;
+    std::vector<OpCount> op_counts() const override;
+    void reset_op_counts() override;
+    std::byte* allocate(size_t bytes) override;
+
+    int64_t upload_bytes(const HostWeight& weight) const override;
+    Weight upload(const HostWeight& weight) override;
+    void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;
+    GemmInput prepare(Exec& ex, const Tensor& x, ActWants wants) override;
+    void linear(Exec& ex,
+                const GemmInput& x,
+                const Weight& weight,
+                const Tensor& bias,
+                const Tensor& out,
+                Accumulate accumulate) override;
+    GemmInput linear_glu(Exec& ex,
+                         const GemmInput& x,
+                         const Weight& gate,
+                         const Weight& up,
+                         Glu kind,
+                         ActWants wants) override;
+
+    void rms_norm(
+        Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) override;
+    void glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) override;
+    void add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) override;
+    void softmax(
+        Exec& ex, const Tensor& x, const Tensor& visible, float scale, const Tensor& out) override;
+    void rope(Exec& ex,
+              const Tensor& x,
+              const Tensor& positions,
+              const Tensor& freq_factors,
+              const RopeParams& params) override;
+    void copy(Exec& ex, const Tensor& from, const Tensor& to) override;
+    void concat(
+        Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out) override;
+    void gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) override;
+    void kv_store(Exec& ex,
+                  const Tensor& k,
+                  const Tensor& v,
+                  const Batch& batch,
+                  const KvView& cache) override;
+    void attention(Exec& ex,
+                   const Tensor& q,
+                   const Batch& batch,
+                   const KvView& cache,
+                   const AttentionParams& params,
+                   const Tensor& out) override;
+    void argmax(Exec& ex, const Tensor& logits, const Tensor& ids) override;
+    void sample(Exec& ex,
+                const Tensor& logits,
+                std::span<const SampleParams> params,
+                std::span<const std::span<const int32_t>> history,
+                std::span<const float> uniforms,
+                const Tensor& ids) override;
+
+    /// Counts a call of an op by name; with timing on, measures until destruction.
+    class Timed {
+      public:
+        Timed(CpuOps& ops, std::string_view op, double flops, double bytes);
+        ~Timed();
+
+      private:
+        CpuOps& ops_;
+        size_t index_;
+        std::chrono::steady_clock::time_point start_;
+    };
+
+  private:
+    struct Linear;  ///< kernel table and formats, cpu_linear.cpp
+    struct Rows;    ///< kernel tables of everything else, cpu_rows.cpp
+    ThreadPool pool_;
+    Isa isa_;
+    std::unique_ptr<Linear> linear_;
+    std::unique_ptr<Rows> rows_;
+    std::vector<std::unique_ptr<std::byte, void (*)(void*)>> memory_;
+    std::vector<OpCount> counts_;
+    bool timing_ = false;
+};
+
+}  // namespace tessera::cpu

@@ -1,0 +1,45 @@
+#pragma once
+// Scalar conversions of the number formats, bit for bit. Everything else (kernels, tests) is judged
+// against these.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace tessera {
+
+/// Upper half of the f32, rounded to nearest even; a NaN stays a (quiet) NaN.
+inline uint16_t bf16_from_f32(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+inline float f32_from_bf16(uint16_t value) {
+    return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
+}
+
+/// IEEE half precision, round to nearest even, overflow to infinity, subnormals kept.
+uint16_t f16_from_f32(float value);
+float f32_from_f16(uint16_t value);
+
+/// E2M1 values by 4-bit code: sign, two exponent bits, one mantissa bit.
+inline constexpr float kE2M1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+/// Code of the nearest E2M1 value. Ties go to the even code (the rounding of the PTX instruction
+/// cvt.rn.satfinite.e2m1x2), magnitudes over 6 saturate, the sign of zero is kept. NaN gives +6.
+uint8_t e2m1_from_f32(float value);
+
+/// Unsigned E4M3 (bias 7, largest finite value 448 = code 0x7e). Bit 7 is ignored; 0x7f (NaN) reads
+/// as 0, as llama.cpp reads it.
+float f32_from_ue4m3(uint8_t code);
+/// Round to nearest even, clamp to 448, values <= 0 and NaN give 0. Never returns 0x7f.
+uint8_t ue4m3_from_f32(float value);
+
+/// E8M0 exponent byte: 2^(code-127); code 0 is 2^-127, code 255 (NaN in the OCP text) is read as
+/// 2^128 = inf.
+inline float f32_from_e8m0(uint8_t code) {
+    if (code == 0) return std::bit_cast<float>(0x00400000u);
+    return std::bit_cast<float>(static_cast<uint32_t>(code) << 23);
+}
+
+}  // namespace tessera

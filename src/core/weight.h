@@ -1,0 +1,83 @@
+#pragma once
+// Weights and activations as matrix multiplication sees them.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "core/tensor.h"
+
+namespace tessera {
+
+/// A matrix (or a stack of expert matrices) as a file stores it: row-major blocks of `format`,
+/// `cols` is the contiguous input dimension K, a multiple of the block size.
+struct HostWeight {
+    std::string_view name;  ///< for messages
+    DType format = DType::kF32;
+    int64_t rows = 0;  ///< output dimension N
+    int64_t cols = 0;  ///< input dimension K
+    int32_t experts = 1;
+    const std::byte* data = nullptr;  ///< [experts][rows] rows of dtype_bytes(format, cols)
+    std::span<const float>
+        scales;  ///< fp32 second-level scale: empty (1.0), one, or one per expert
+};
+
+/// Number format of the activations that enter a matrix product.
+enum class ActFormat : uint8_t {
+    kF32,    ///< as they are: the reference
+    kBF16,   ///< rounded to bf16 (W4A16: the weights are exact)
+    kInt8,   ///< blocks of 32: int8 codes x f32 scale amax/127, round to nearest even
+    kNvfp4,  ///< per-row f32 scale amax/(6*448) x e4m3 per 16 x e2m1 (W4A4 numerics)
+    kFp8     ///< per-row f32 scale amax/448 x e4m3
+};
+
+/// The activation formats that a product needs, one bit (1 << ActFormat) each, for prompt rows and
+/// for generated rows. A producer is asked for the union over its consumers: `gate.wants |
+/// up.wants`.
+struct ActWants {
+    uint8_t prompt = 0;
+    uint8_t generated = 0;
+    friend ActWants operator|(ActWants a, ActWants b) {
+        return {static_cast<uint8_t>(a.prompt | b.prompt),
+                static_cast<uint8_t>(a.generated | b.generated)};
+    }
+    bool operator==(const ActWants&) const = default;
+};
+
+/// A weight that a backend has taken over. Its physical layout is private to that backend, which
+/// also owns the memory; models read only rows, cols and experts and never see formats.
+struct Weight {
+    DType format = DType::kF32;
+    int64_t rows = 0;
+    int64_t cols = 0;
+    int32_t experts = 0;  ///< 0: no such weight (an optional tensor that the file lacks)
+    const std::byte* codes = nullptr;
+    const std::byte* scales = nullptr;   ///< block scales, where the layout keeps them apart
+    const float* outer_scale = nullptr;  ///< [experts] fp32, multiplies the product; never null
+    ActWants wants;
+    bool absent() const { return experts == 0; }
+};
+
+/// The activations of some rows in one format, ready for a product.
+/// kF32, kBF16: `values` [rows, cols]. kInt8: `values` I8 [rows, cols], `block_scales` F32 [rows,
+/// cols/32]. kNvfp4: `values` BF16 [rows, cols] holding e2m1 * e4m3 exactly, `row_scales` F32
+/// [rows].
+struct ActView {
+    ActFormat format = ActFormat::kF32;
+    Tensor values;
+    Tensor block_scales;
+    Tensor row_scales;
+};
+
+/// An activation in every format that its consumers want. `prompt` holds the rows [0,
+/// Exec::prompt_rows), `generated` the rest; one view per wanted format, absent ones have rank 0.
+struct GemmInput {
+    int64_t rows = 0;
+    int64_t cols = 0;
+    std::array<ActView, 2> prompt;
+    std::array<ActView, 2> generated;
+};
+
+}  // namespace tessera

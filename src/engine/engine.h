@@ -1,0 +1,129 @@
+#pragma once
+// The public face of the library: load a model once, hold any number of sequences, run batches of
+// their tokens.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/model.h"
+#include "ops/ops.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace tessera {
+
+/// Called as a long operation advances, from the calling thread: what, done and total units (bytes
+/// or tokens).
+using ProgressFn = std::function<void(std::string_view what, int64_t done, int64_t total)>;
+
+/// `--act`: how activations enter matrix products. kAuto picks the backend's best exact-weight
+/// path.
+enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4 };
+
+struct BackendOptions {
+    std::string name = "cpu";  ///< "cpu" or "reference"
+    int32_t threads = 0;       ///< 0: one per physical core
+    ActPolicy act = ActPolicy::kAuto;
+    std::string isa;  ///< CPU kernels at most this good: "scalar", "avx2", "avx512", "amx", "neon";
+                      ///< "" = best
+};
+
+/// The one factory of backends. UserError(kUsage) for an unknown name, naming the nearest known
+/// one.
+std::unique_ptr<Ops> make_ops(const BackendOptions& options);
+
+struct EngineOptions {
+    std::string model_path;
+    BackendOptions backend;
+    int32_t context = 0;    ///< tokens of each sequence; 0: the model's own
+    int32_t batch = 2048;   ///< tokens that one decode() accepts
+    int32_t ubatch = 512;   ///< tokens of one forward pass
+    int32_t sequences = 1;  ///< sequences that may be open at a time
+    DType type_k = DType::kF16;
+    DType type_v = DType::kF16;
+    bool load_text = true;           ///< tokenizer and chat template; benchmarks may go without
+    int64_t memory_limit_bytes = 0;  ///< 0: what the machine has available
+    ProgressFn progress;
+};
+
+/// Where memory goes, known before anything is loaded.
+struct MemoryPlan {
+    int64_t weight_bytes = 0;
+    int64_t kv_bytes = 0;
+    int64_t compute_bytes = 0;  ///< arena of one forward pass, logits included
+    int64_t total() const { return weight_bytes + kv_bytes + compute_bytes; }
+};
+
+/// The state of one conversation: its key/value pages and how many tokens they hold. Created by
+/// Engine; moves only.
+class Sequence {
+  public:
+    Sequence() = default;
+    Sequence(Sequence&& other) noexcept;
+    Sequence& operator=(Sequence&& other) noexcept;
+    ~Sequence();
+    int32_t length() const { return length_; }
+
+  private:
+    friend class Engine;
+    class Engine* engine_ = nullptr;
+    std::vector<int32_t> pages_;
+    int32_t length_ = 0;
+};
+
+/// One sequence's share of a batch. Prompt rows and generated rows go through different kernel
+/// families (ops/exec.h).
+struct SequenceInput {
+    Sequence* sequence = nullptr;
+    std::span<const int32_t> tokens;
+    bool generated = false;  ///< tokens were drawn by us, not given
+    enum class Logits : uint8_t { kNone, kLast, kAll } logits = Logits::kLast;
+};
+
+class Engine {
+  public:
+    /// Plans memory, then loads. UserError: kModel for the file, kMemory with the numbers when the
+    /// plan does not fit.
+    explicit Engine(const EngineOptions& options);
+    /// The same around a model already described in memory (`bench --synth`, tests).
+    Engine(const EngineOptions& options, GgufFile file);
+    ~Engine();
+
+    const ModelInfo& info() const;
+    const MemoryPlan& plan() const;
+    Ops& ops();
+    const EngineOptions& options() const;  ///< with the defaults filled in
+    const Tokenizer& tokenizer() const;
+    /// The model's chat template, or nullptr.
+    const ChatTemplate* chat_template() const;
+
+    /// UserError(kFailure) when all `sequences` are open.
+    Sequence new_sequence();
+    /// Forgets all tokens from `length` on (0: everything).
+    void truncate(Sequence& sequence, int32_t length);
+
+    /// Runs the tokens of all inputs, cut into passes of `ubatch` rows, and appends them to their
+    /// sequences. Returns the wanted rows of logits [rows, vocab] F32, inputs in order; valid until
+    /// the next decode(). UserError(kFailure): context full (with both numbers), token id out of
+    /// range. `progress` may throw to cancel: then the sequences keep their old length.
+    Tensor decode(std::span<const SequenceInput> inputs, const ProgressFn& progress = {});
+
+    /// Chooses one token per row of `logits` on the backend; see Ops::sample. -1 marks a row with
+    /// NaN.
+    std::vector<int32_t> sample(const Tensor& logits,
+                                std::span<const SampleParams> params,
+                                std::span<const std::span<const int32_t>> history,
+                                std::span<const float> uniforms);
+
+  private:
+    friend class Sequence;
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

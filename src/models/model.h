@@ -1,0 +1,81 @@
+#pragma once
+// One architecture: what it loads, what it keeps per sequence, and its forward function over the op
+// vocabulary.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gguf/gguf.h"
+#include "ops/ops.h"
+
+namespace tessera {
+
+/// What the rest of the program needs to know of a model.
+struct ModelInfo {
+    std::string architecture;  ///< "llama"
+    std::string name;          ///< general.name
+    std::string description;   ///< as llama-bench prints it: "llama 135M NVFP4"
+    int64_t parameters = 0;
+    int64_t tensor_bytes = 0;  ///< of all tensors in the file
+    int32_t layers = 0;
+    int32_t width = 0;
+    int32_t vocab = 0;
+    int32_t heads = 0;
+    int32_t kv_heads = 0;
+    int32_t head_size = 0;
+    int32_t ffn = 0;
+    int32_t train_context = 0;
+};
+
+/// One layer's need of key/value memory.
+struct KvSpec {
+    int32_t kv_heads = 0;
+    int32_t head_size = 0;
+};
+
+/// A row of the weight table: the same rows give loading, checking, error text and memory estimate.
+struct WeightRow {
+    std::string tensor;  ///< "blk.3.attn_q.weight"
+    std::vector<int64_t>
+        shape;  ///< [rows, cols] or [size]; rows-major as Tensor, the reverse of GGUF order
+    bool required = true;
+    Weight* matrix = nullptr;  ///< uploaded as a Weight ...
+    Tensor* vector = nullptr;  ///< ... or as an F32 tensor
+};
+
+class Model {
+  public:
+    virtual ~Model() = default;
+    virtual const ModelInfo& info() const = 0;
+    virtual std::vector<KvSpec> kv_layers() const = 0;
+    virtual std::vector<WeightRow> weights() = 0;
+    /// Final hidden rows [T, width], before the output norm. `kv[i]` is the view of kv_layers()[i].
+    virtual Tensor forward(Ops& ops, Exec& ex, const Batch& batch, std::span<const KvView> kv) = 0;
+    /// Output norm and head: logits [M, vocab] of hidden rows [M, width]; ex.prompt_rows counts
+    /// among these rows.
+    virtual void logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out) = 0;
+};
+
+/// Reads the hyper-parameters and describes the model; loads nothing. UserError(kModel): unknown
+/// architecture (with the nearest known name), missing or senseless hyper-parameters.
+std::unique_ptr<Model> make_model(const GgufFile& file);
+
+/// Architectures that make_model knows.
+std::span<const std::string_view> known_architectures();
+
+/// Bytes that `load_weights` will take.
+int64_t planned_weight_bytes(const GgufFile& file, Model& model, const Ops& ops);
+
+/// Checks every row of the table against the file and uploads it. UserError(kModel) names a missing
+/// or mis-shaped tensor with found and expected shape, and any tensor of the file that the table
+/// does not know.
+void load_weights(const GgufFile& file,
+                  Model& model,
+                  Ops& ops,
+                  const std::function<void(int64_t done, int64_t total)>& progress);
+
+}  // namespace tessera

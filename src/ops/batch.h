@@ -1,0 +1,36 @@
+#pragma once
+// The tokens of one forward pass and the key/value memory that they read and extend.
+
+#include <cstdint>
+
+#include "core/tensor.h"
+
+namespace tessera {
+
+/// Tokens in a page of key/value memory.
+inline constexpr int32_t kPageTokens = 64;
+
+/// Ragged tokens of several sequences, concatenated; all prompt rows come before all generated
+/// rows, so a sequence is wholly one or the other. Device tensors plus host bounds, so that a
+/// captured graph reads no length on the host.
+struct Batch {
+    Tensor tokens;      ///< I32 [T] ids
+    Tensor positions;   ///< I32 [T] absolute position of each token in its sequence
+    Tensor seq_start;   ///< I32 [S+1] first row of each sequence; seq_start[S] = T
+    Tensor page_table;  ///< I32 [S, max_pages] physical page of tokens [64 i, 64 i + 64) of each
+                        ///< sequence
+    int32_t prompt_rows = 0;
+    int32_t max_visible = 0;  ///< upper bound on position + 1 over the batch
+    int32_t row_count() const { return static_cast<int32_t>(tokens.shape[0]); }
+    int32_t sequence_count() const { return static_cast<int32_t>(seq_start.shape[0]) - 1; }
+};
+
+/// One layer's key/value pages, [pages, kv_heads, kPageTokens, head_size], in F32, F16, BF16 or
+/// Q8_0 (blocks along head_size). Token p of a sequence lives in page page_table[s, p / 64] at
+/// offset p % 64.
+struct KvView {
+    Tensor keys;
+    Tensor values;
+};
+
+}  // namespace tessera

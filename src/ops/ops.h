@@ -1,0 +1,247 @@
+#pragma once
+// The op vocabulary: what a model may say and what a backend must do. Primitives are pure; fused
+// ops have a default body made of primitives (ops.cpp) and a backend overrides them when it has a
+// kernel.
+//
+// Conventions for every op. Activations are F32 unless said otherwise; `T` is the number of rows
+// (tokens) and may be 0 (nothing happens). Outputs are preallocated by the caller, except
+// GemmInput, which lives in `ex.arena`; scratch comes from `ex.arena` inside a Scope. Outputs may
+// not overlap inputs unless "in place" is said. While `ex.planning()` an op allocates exactly what
+// a run would allocate and returns: no operand is read. Shapes that do not fit are bugs (check),
+// not UserErrors. Same build, device and operands give the same bytes; the result of a row does not
+// depend on other rows or on their number.
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/codec.h"
+#include "core/weight.h"
+#include "ops/batch.h"
+#include "ops/exec.h"
+
+namespace tessera {
+
+/// Gated linear units, out = act(gate) * up, the activation in f32.
+enum class Glu : uint8_t {
+    kSwiGlu,  ///< act(x) = x / (1 + exp(-x))
+    kGeGlu,   ///< act(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    kReGlu    ///< act(x) = max(x, 0)
+};
+
+/// Whether a product replaces its output or is added to it (residual connection).
+enum class Accumulate : uint8_t { kNo, kAdd };
+
+/// Which two elements of a head a rotation mixes.
+enum class RopePairs : uint8_t {
+    kAdjacent,  ///< (2i, 2i+1): llama in GGUF
+    kHalves     ///< (i, i + rotary/2): NeoX, qwen
+};
+
+/// Rotary position embedding (arXiv 2104.09864) with linear and YaRN scaling (arXiv 2309.00071).
+/// theta_i = position * base^(-2i/rotary) / factor_i, i < rotary/2; elements >= rotary pass
+/// through. With yarn: theta = theta_i * freq_scale * (1 - r(i)) + theta_i * r(i), r(i) = 1 -
+/// clamp((i - low) / max(0.001, high - low), 0, 1), low = max(0, floor(c(beta_fast))), high =
+/// min(rotary - 1, ceil(c(beta_slow))), c(b) = rotary ln(original_context / (2 pi b)) / (2 ln
+/// base); without: theta_i * freq_scale. cos and sin are multiplied by `magnitude`. Angles are
+/// computed in f64 or at least as precisely as f32(position) * f32(inverse frequency) rounded once;
+/// frequencies are tabulated in f64.
+struct RopeParams {
+    RopePairs pairs = RopePairs::kAdjacent;
+    int32_t rotary = 0;  ///< even, <= head size
+    float base = 10000.0f;
+    float freq_scale = 1.0f;
+    float magnitude = 1.0f;
+    bool yarn = false;
+    float beta_fast = 32.0f;
+    float beta_slow = 1.0f;
+    int32_t original_context = 0;
+};
+
+struct AttentionParams {
+    float scale = 1.0f;    ///< multiplies q.k, usually 1/sqrt(head size)
+    float softcap = 0.0f;  ///< > 0: score = softcap * tanh(score / softcap)
+    int32_t window = 0;  ///< > 0: only the newest `window` keys (own position included) are visible
+};
+
+/// How the next token is drawn from one row of logits. Steps, in this order, as llama.cpp's default
+/// chain without its exotic members: penalties, top-k, top-p, min-p, temperature, draw.
+struct SampleParams {
+    float temperature =
+        0.8f;  ///< <= 0: greedy, the lowest id among equal largest logits (after penalties)
+    int32_t top_k = 40;   ///< <= 0: all
+    float top_p = 0.95f;  ///< >= 1: off. Smallest set of most probable tokens with mass >= top_p
+    float min_p = 0.05f;  ///< <= 0: off. Drops tokens with p < min_p * p_max
+    float repeat_penalty = 1.0f;  ///< logit > 0 ? logit / r : logit * r for tokens in the history
+    float frequency_penalty = 0.0f;  ///< logit -= count * f
+    float presence_penalty = 0.0f;   ///< logit -= (count > 0) * p
+};
+
+/// Counter of work and fallbacks by op, for `bench --ops` and for tests that must see a fused path
+/// run.
+struct OpCount {
+    std::string name;  ///< op, with the kernel that ran: "linear[nvfp4,amx]"
+    int64_t calls = 0;
+    double seconds = 0;  ///< summed wall time of the calls; 0 unless timing is on
+    double flops = 0;
+    double bytes = 0;  ///< operands read and written once
+};
+
+class Ops {
+  public:
+    virtual ~Ops() = default;
+
+    /// "CPU", "REF", "CUDA0", ...
+    virtual std::string_view name() const = 0;
+    /// One line for `bench` and logs: instruction sets or card, threads.
+    virtual std::string description() const = 0;
+    /// Names of the fused ops that this backend overrides, for `inspect --ops`.
+    virtual std::vector<std::string_view> overrides() const = 0;
+    virtual void set_op_timing(bool on) = 0;
+    /// Counters since the last reset, in order of first use.
+    virtual std::vector<OpCount> op_counts() const = 0;
+    virtual void reset_op_counts() = 0;
+
+    // ---- memory ----
+    /// Zero-filled memory of this device that lives as long as the backend (weights, key/value
+    /// pages, state).
+    virtual std::byte* allocate(size_t bytes) = 0;
+    /// Bytes that `upload` will take for this weight (data pointer not read).
+    virtual int64_t upload_bytes(const HostWeight& weight) const = 0;
+    /// Repacks a weight into this backend's layout; the source may go away afterwards. Every DType
+    /// that `dequantize_row` reads is accepted.
+    virtual Weight upload(const HostWeight& weight) = 0;
+
+    // ---- linear algebra ----
+    /// out[t, :] = row ids[t] of `table` as F32 times its outer scale. ids I32 [T], out [T, cols].
+    /// Ids outside [0, rows) are bugs here: callers check tokens.
+    virtual void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) = 0;
+
+    /// x [T, K] in every format of `wants` (see ActFormat for the rounding). kF32 may alias x.
+    virtual GemmInput prepare(Exec& ex, const Tensor& x, ActWants wants) = 0;
+
+    /// out[t, n] = outer_scale * sum_k x[t, k] W[n, k] (+ bias[n]) (+ out[t, n] if kAdd), summed in
+    /// f32 or better. bias F32 [N] or absent. out [T, N], row stride free.
+    virtual void linear(Exec& ex,
+                        const GemmInput& x,
+                        const Weight& weight,
+                        const Tensor& bias,
+                        const Tensor& out,
+                        Accumulate accumulate) = 0;
+
+    /// Several products of one input (q, k, v): out[i] = linear(x, *weights[i], biases[i]), kNo.
+    /// Default: one after the other.
+    virtual void linear_many(Exec& ex,
+                             const GemmInput& x,
+                             std::span<const Weight* const> weights,
+                             std::span<const Tensor> biases,
+                             std::span<const Tensor> outs);
+
+    /// act(x Wg^T) * (x Wu^T), ready for `wants`. Default: two linears, glu, prepare.
+    virtual GemmInput linear_glu(Exec& ex,
+                                 const GemmInput& x,
+                                 const Weight& gate,
+                                 const Weight& up,
+                                 Glu kind,
+                                 ActWants wants);
+
+    // ---- rows ----
+    /// out[.., i] = x[.., i] / sqrt(mean_i(x^2) + eps) * gain[i]. x, out F32 with 2 to 4 axes,
+    /// outer strides free; gain F32 [cols] or absent (1). Mean in f64 or as precise. In place
+    /// allowed.
+    virtual void rms_norm(
+        Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) = 0;
+
+    /// rms_norm ready for `wants`. Default: rms_norm, prepare.
+    virtual GemmInput rms_norm_input(
+        Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants);
+
+    /// out = act(gate) * up, all [T, N], row strides free; out may be gate or up.
+    virtual void glu(
+        Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) = 0;
+
+    /// out = a + b, all of one shape (2 to 4 axes, outer strides free); out may be a or b.
+    virtual void add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) = 0;
+
+    /// out[.., i] = exp(scale x_i - m) / sum, m = max_j(scale x_j): softmax over the last axis of
+    /// [T, N]; columns
+    /// >= visible[t] (I32 [T], or absent: all visible) count as -inf and become 0. visible >= 1. In
+    /// place allowed.
+    virtual void softmax(
+        Exec& ex, const Tensor& x, const Tensor& visible, float scale, const Tensor& out) = 0;
+
+    /// Rotates the heads of x [T, H, d] in place by positions I32 [T]. freq_factors F32 [rotary/2]
+    /// or absent (1).
+    virtual void rope(Exec& ex,
+                      const Tensor& x,
+                      const Tensor& positions,
+                      const Tensor& freq_factors,
+                      const RopeParams& params) = 0;
+
+    /// Element-wise conversion of one shape (1 to 4 axes) between strides and DTypes, including to
+    /// and from the block formats (rows along the last axis, quantize_row with kAmax6). f32 ->
+    /// f16/bf16 round to nearest even.
+    virtual void copy(Exec& ex, const Tensor& from, const Tensor& to) = 0;
+
+    /// Joins a and b along `axis`; same dtype (plain), rank and other extents; strides free.
+    virtual void concat(
+        Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out) = 0;
+
+    /// out[i, :] = x[ids[i], :]; x F32 [T, N], ids I32 [M], out [M, N].
+    virtual void gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) = 0;
+
+    // ---- attention ----
+    /// Writes k and v [T, Hkv, d] of every row to its page (f32 to the cache's dtype, round to
+    /// nearest even).
+    virtual void kv_store(
+        Exec& ex, const Tensor& k, const Tensor& v, const Batch& batch, const KvView& cache) = 0;
+
+    /// Optional per-head RMS norm of q and k (gain [d] each, or absent), rope on both, kv_store. q
+    /// rotated in place. Default: rms_norm, rope, kv_store.
+    struct QkvRope {
+        Tensor q_gain, k_gain;  ///< F32 [d] or absent
+        float eps = 0.0f;
+        RopeParams rope;
+        Tensor freq_factors;
+    };
+    virtual void qk_norm_rope_store(Exec& ex,
+                                    const Tensor& q,
+                                    const Tensor& k,
+                                    const Tensor& v,
+                                    const QkvRope& how,
+                                    const Batch& batch,
+                                    const KvView& cache);
+
+    /// Causal attention of q [T, H, d] over the stored keys 0..position of each row's own sequence
+    /// (kv_store came before). Query head h reads kv head h / (H / Hkv). out [T, H * d] F32.
+    /// Softmax in f32, sums in f32 or better; the order of summation depends on absolute key
+    /// positions only.
+    virtual void attention(Exec& ex,
+                           const Tensor& q,
+                           const Batch& batch,
+                           const KvView& cache,
+                           const AttentionParams& params,
+                           const Tensor& out) = 0;
+
+    // ---- choosing tokens ----
+    /// ids[t] = lowest index of the largest logit of row t. NaN never wins; a row of only NaN gives
+    /// -1.
+    virtual void argmax(Exec& ex, const Tensor& logits, const Tensor& ids) = 0;
+
+    /// Draws ids[t] from row t by params[t]; `history[t]` are the recent tokens that the penalties
+    /// see and `uniforms[t]` in [0, 1) is the random number of this draw (inverse CDF over the kept
+    /// tokens in order of falling probability, ties by id). logits [T, V] are not changed. A row
+    /// with a NaN gives -1.
+    virtual void sample(Exec& ex,
+                        const Tensor& logits,
+                        std::span<const SampleParams> params,
+                        std::span<const std::span<const int32_t>> history,
+                        std::span<const float> uniforms,
+                        const Tensor& ids) = 0;
+};
+
+}  // namespace tessera
