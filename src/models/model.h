@@ -53,7 +53,8 @@ class Model {
     virtual const ModelInfo& info() const = 0;
     virtual std::vector<KvSpec> kv_layers() const = 0;
     virtual std::vector<WeightRow> weights() = 0;
-    /// Final hidden rows [T, width], before the output norm. `kv[i]` is the view of kv_layers()[i].
+    /// Final hidden rows [M, width] of batch.outputs, before the output norm; all rows extend the
+    /// key/value memory. `kv[i]` is the view of kv_layers()[i].
     virtual Tensor forward(Ops& ops, Exec& ex, const Batch& batch, std::span<const KvView> kv) = 0;
     /// Output norm and head: logits [M, vocab] of hidden rows [M, width]; ex.prompt_rows counts
     /// among these rows.

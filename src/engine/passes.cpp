@@ -1,0 +1,71 @@
+#include "engine/passes.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+using Logits = SequenceInput::Logits;
+
+int64_t outputs_of(const SequenceInput& input) {
+    if (input.tokens.empty() || input.logits == Logits::kNone) return 0;
+    return input.logits == Logits::kAll ? static_cast<int64_t>(input.tokens.size()) : 1;
+}
+
+/// Appends tokens [first, first + count) of an input to a pass; `result_row` is the input's first
+/// row of logits.
+void append(Pass& pass, const SequenceInput& input, const Segment& segment, int64_t result_row) {
+    const auto last_token = static_cast<int32_t>(input.tokens.size()) - 1;
+    for (int32_t i = 0; i < segment.count; ++i) {
+        const int32_t token = segment.first + i;
+        const bool wanted =
+            input.logits == Logits::kAll || (input.logits == Logits::kLast && token == last_token);
+        if (!wanted) continue;
+        pass.outputs.push_back(pass.rows + i);
+        const int64_t offset = input.logits == Logits::kAll ? token : 0;
+        pass.output_indices.push_back(static_cast<int32_t>(result_row + offset));
+        if (!input.generated) ++pass.prompt_outputs;
+    }
+    pass.segments.push_back(segment);
+    pass.rows += segment.count;
+    if (!input.generated) pass.prompt_rows += segment.count;
+}
+
+}  // namespace
+
+int64_t count_outputs(std::span<const SequenceInput> inputs) {
+    int64_t rows = 0;
+    for (const SequenceInput& input : inputs) rows += outputs_of(input);
+    return rows;
+}
+
+std::vector<Pass> cut_passes(std::span<const SequenceInput> inputs, int32_t ubatch) {
+    std::vector<int64_t> result_rows;
+    int64_t next_row = 0;
+    for (const SequenceInput& input : inputs) {
+        result_rows.push_back(next_row);
+        next_row += outputs_of(input);
+    }
+    std::vector<Pass> passes;
+    for (const bool generated : {false, true}) {
+        for (size_t i = 0; i < inputs.size(); ++i) {
+            const SequenceInput& input = inputs[i];
+            if (input.generated != generated) continue;
+            const auto count = static_cast<int32_t>(input.tokens.size());
+            for (int32_t first = 0; first < count;) {
+                if (passes.empty() || passes.back().rows == ubatch) passes.emplace_back();
+                const int32_t take = std::min(count - first, ubatch - passes.back().rows);
+                append(passes.back(), input,
+                       {.input = static_cast<int32_t>(i),
+                        .first = first,
+                        .count = take,
+                        .position = input.sequence->length() + first},
+                       result_rows[i]);
+                first += take;
+            }
+        }
+    }
+    return passes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,153 @@
+#include "models/llama.h"
+
+#include <fmt/format.h>
+
+#include "models/blocks/attention.h"
+#include "models/blocks/ffn.h"
+#include "models/hparams.h"
+
+namespace tessera {
+namespace {
+
+struct Layer {
+    AttentionWeights attention;
+    FfnWeights ffn;
+};
+
+class LlamaModel final : public Model {
+  public:
+    explicit LlamaModel(const GgufFile& file);
+    const ModelInfo& info() const override { return hparams_.info; }
+    std::vector<KvSpec> kv_layers() const override {
+        return std::vector<KvSpec>(layers_.size(),
+                                   {hparams_.info.kv_heads, hparams_.info.head_size});
+    }
+    std::vector<WeightRow> weights() override;
+    Tensor forward(Ops& ops, Exec& ex, const Batch& batch, std::span<const KvView> kv) override;
+    void logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out) override;
+
+  private:
+    void add_layer_weights(int32_t index, std::vector<WeightRow>& rows);
+
+    Hparams hparams_;
+    AttentionShape shape_;
+    Weight embedding_;
+    Weight head_;  ///< absent: tied to the embedding
+    Tensor output_norm_;
+    std::vector<Layer> layers_;
+};
+
+LlamaModel::LlamaModel(const GgufFile& file)
+    : hparams_(read_hparams(file, *file.get_string("general.architecture"))) {
+    const ModelInfo& info = hparams_.info;
+    // llama's rows of q and k are permuted by the converter, which turns the halves of a head into
+    // adjacent pairs.
+    hparams_.rope.pairs = info.architecture == "llama" ? RopePairs::kAdjacent : RopePairs::kHalves;
+    shape_ = {.heads = info.heads,
+              .kv_heads = info.kv_heads,
+              .head_size = info.head_size,
+              .norm_eps = hparams_.norm_eps,
+              .rope = hparams_.rope,
+              .freq_factors = {},
+              .params = {.scale = hparams_.attention_scale}};
+    layers_.resize(static_cast<size_t>(info.layers));
+}
+
+std::vector<WeightRow> LlamaModel::weights() {
+    const ModelInfo& info = hparams_.info;
+    std::vector<WeightRow> rows;
+    rows.push_back(
+        {.tensor = "token_embd.weight", .shape = {info.vocab, info.width}, .matrix = &embedding_});
+    for (int32_t i = 0; i < info.layers; ++i) add_layer_weights(i, rows);
+    rows.push_back(
+        {.tensor = "output_norm.weight", .shape = {info.width}, .vector = &output_norm_});
+    rows.push_back({.tensor = "output.weight",
+                    .shape = {info.vocab, info.width},
+                    .required = false,
+                    .matrix = &head_});
+    rows.push_back({.tensor = "rope_freqs.weight",
+                    .shape = {hparams_.rope.rotary / 2},
+                    .required = false,
+                    .vector = &shape_.freq_factors});
+    return rows;
+}
+
+void LlamaModel::add_layer_weights(int32_t index, std::vector<WeightRow>& rows) {
+    const ModelInfo& info = hparams_.info;
+    const int64_t q_rows = int64_t{info.heads} * info.head_size;
+    const int64_t kv_rows = int64_t{info.kv_heads} * info.head_size;
+    const bool per_head_norms = info.architecture == "qwen3";
+    const bool biases = info.architecture == "qwen2";
+    const bool optional_biases = info.architecture == "llama";
+    Layer& layer = layers_[static_cast<size_t>(index)];
+    AttentionWeights& a = layer.attention;
+    const auto name = [&](const char* part) { return fmt::format("blk.{}.{}", index, part); };
+    const auto matrix = [&](const char* part, int64_t n, int64_t k, Weight* target) {
+        rows.push_back({.tensor = name(part), .shape = {n, k}, .matrix = target});
+    };
+    const auto vector = [&](const char* part, int64_t n, bool required, Tensor* target) {
+        rows.push_back(
+            {.tensor = name(part), .shape = {n}, .required = required, .vector = target});
+    };
+    vector("attn_norm.weight", info.width, true, &a.norm);
+    matrix("attn_q.weight", q_rows, info.width, &a.q);
+    matrix("attn_k.weight", kv_rows, info.width, &a.k);
+    matrix("attn_v.weight", kv_rows, info.width, &a.v);
+    matrix("attn_output.weight", info.width, q_rows, &a.out);
+    if (biases || optional_biases) {
+        vector("attn_q.bias", q_rows, biases, &a.q_bias);
+        vector("attn_k.bias", kv_rows, biases, &a.k_bias);
+        vector("attn_v.bias", kv_rows, biases, &a.v_bias);
+        vector("attn_output.bias", info.width, false, &a.out_bias);
+    }
+    if (per_head_norms) {
+        vector("attn_q_norm.weight", info.head_size, true, &a.q_norm);
+        vector("attn_k_norm.weight", info.head_size, true, &a.k_norm);
+    }
+    vector("ffn_norm.weight", info.width, true, &layer.ffn.norm);
+    matrix("ffn_gate.weight", info.ffn, info.width, &layer.ffn.gate);
+    matrix("ffn_up.weight", info.ffn, info.width, &layer.ffn.up);
+    matrix("ffn_down.weight", info.width, info.ffn, &layer.ffn.down);
+}
+
+Tensor LlamaModel::forward(Ops& ops, Exec& ex, const Batch& batch, std::span<const KvView> kv) {
+    const int64_t width = hparams_.info.width;
+    const int64_t wanted = batch.outputs.shape[0];
+    const Tensor hidden = ex.arena.allocate(DType::kF32, {wanted, width});
+    Scope scope(ex.arena);
+    const Tensor x = ex.arena.allocate(DType::kF32, {batch.row_count(), width});
+    ops.embed(ex, batch.tokens, embedding_, x);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const Layer& layer = layers_[i];
+        Scope layer_scope(ex.arena);
+        const Tensor heads = attention_heads(ops, ex, layer.attention, shape_, x, batch, kv[i]);
+        if (i + 1 < layers_.size()) {
+            attention_output(ops, ex, layer.attention, heads, x);
+            ffn_block(ops, ex, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu, x);
+            continue;
+        }
+        // After the last keys are stored only the rows whose logits are wanted go on.
+        const Tensor wanted_heads = ex.arena.allocate(DType::kF32, {wanted, heads.cols()});
+        ops.gather_rows(ex, heads, batch.outputs, wanted_heads);
+        ops.gather_rows(ex, x, batch.outputs, hidden);
+        Exec last{.arena = ex.arena, .prompt_rows = batch.prompt_outputs};
+        attention_output(ops, last, layer.attention, wanted_heads, hidden);
+        ffn_block(ops, last, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu, hidden);
+    }
+    return hidden;
+}
+
+void LlamaModel::logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out) {
+    Scope scope(ex.arena);
+    const Weight& head = head_.absent() ? embedding_ : head_;
+    const GemmInput h = ops.rms_norm_input(ex, hidden, output_norm_, hparams_.norm_eps, head.wants);
+    ops.linear(ex, h, head, Tensor{}, out, Accumulate::kNo);
+}
+
+}  // namespace
+
+std::unique_ptr<Model> make_llama(const GgufFile& file) {
+    return std::make_unique<LlamaModel>(file);
+}
+
+}  // namespace tessera

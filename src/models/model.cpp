@@ -1,0 +1,168 @@
+// Registry of architectures and the loader that all of them share.
+#include "models/model.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <unordered_set>
+
+#include "core/codec.h"
+#include "core/nearest.h"
+#include "models/llama.h"
+
+namespace tessera {
+namespace {
+
+struct Architecture {
+    std::string_view name;
+    std::unique_ptr<Model> (*make)(const GgufFile& file);
+};
+constexpr std::array kArchitectures = {
+    Architecture{"llama", &make_llama},
+    Architecture{"qwen2", &make_llama},
+    Architecture{"qwen3", &make_llama},
+};
+constexpr std::array<std::string_view, kArchitectures.size()> kNames = [] {
+    std::array<std::string_view, kArchitectures.size()> names{};
+    for (size_t i = 0; i < names.size(); ++i) names[i] = kArchitectures[i].name;
+    return names;
+}();
+
+[[noreturn]] void fail(const GgufFile& file, const std::string& message) {
+    throw UserError(ExitCode::kModel, fmt::format("{}: {}", file.path(), message));
+}
+
+/// Shape of a file tensor in our order, outermost first, without padding axes.
+std::vector<int64_t> rows_major_shape(const GgufTensor& tensor) {
+    std::vector<int64_t> shape(tensor.shape.begin(), tensor.shape.begin() + tensor.rank);
+    std::reverse(shape.begin(), shape.end());
+    return shape;
+}
+
+/// The tensor of a row of the table, with the shape checked; nullptr for an absent optional one.
+const GgufTensor* find_checked(const GgufFile& file, const WeightRow& row) {
+    const GgufTensor* tensor = file.find_tensor(row.tensor);
+    if (tensor == nullptr) {
+        if (row.required) fail(file, fmt::format("tensor '{}' is missing", row.tensor));
+        return nullptr;
+    }
+    const std::vector<int64_t> found = rows_major_shape(*tensor);
+    if (found != row.shape)
+        fail(file, fmt::format("tensor '{}' is [{}], expected [{}]", row.tensor,
+                               fmt::join(found, ", "), fmt::join(row.shape, ", ")));
+    return tensor;
+}
+
+/// Names that the second-level scale of `<base>.weight` goes by.
+std::array<std::string, 2> scale_names(const std::string& tensor) {
+    const std::string base = tensor.substr(0, tensor.rfind(".weight"));
+    return {base + ".scale", tensor + ".scale"};
+}
+
+/// The second-level scale of a matrix: empty when the file has none.
+std::vector<float> read_scale(const GgufFile& file, const std::string& tensor, int64_t count) {
+    for (const std::string& name : scale_names(tensor)) {
+        const GgufTensor* scale = file.find_tensor(name);
+        if (scale == nullptr) continue;
+        if (scale->dtype != DType::kF32 || scale->elements() != count)
+            fail(file, fmt::format("tensor '{}' has {} elements of {}, expected {} of F32", name,
+                                   scale->elements(), dtype_info(scale->dtype).name, count));
+        std::vector<float> values(static_cast<size_t>(count));
+        dequantize_row(DType::kF32, scale->data, count, values.data());
+        for (const float value : values)
+            if (!std::isfinite(value))
+                fail(file, fmt::format("tensor '{}' holds the scale {}", name, value));
+        return values;
+    }
+    return {};
+}
+
+HostWeight host_weight(const WeightRow& row,
+                       const GgufTensor& tensor,
+                       std::span<const float> scale) {
+    return {.name = row.tensor,
+            .format = tensor.dtype,
+            .rows = row.shape[0],
+            .cols = row.shape[1],
+            .experts = 1,
+            .data = tensor.data,
+            .scales = scale};
+}
+
+/// Small F32 vectors (norm gains, biases) live as they are.
+Tensor load_vector(const GgufTensor& tensor, Ops& ops) {
+    const int64_t count = tensor.elements();
+    std::byte* memory = ops.allocate(static_cast<size_t>(count) * sizeof(float));
+    dequantize_row(tensor.dtype, tensor.data, count, reinterpret_cast<float*>(memory));
+    return make_tensor(memory, DType::kF32, {count});
+}
+
+void refuse_unknown_tensors(const GgufFile& file, std::span<const WeightRow> rows) {
+    std::unordered_set<std::string> known;
+    for (const WeightRow& row : rows) {
+        known.insert(row.tensor);
+        for (const std::string& name : scale_names(row.tensor)) known.insert(name);
+        known.insert(row.tensor.substr(0, row.tensor.rfind(".weight")) + ".input_scale");
+    }
+    for (const GgufTensor& tensor : file.tensors())
+        if (!known.contains(tensor.name))
+            fail(file, fmt::format("tensor '{}' is not part of the architecture, so the model "
+                                   "would be computed wrongly",
+                                   tensor.name));
+}
+
+}  // namespace
+
+std::span<const std::string_view> known_architectures() {
+    return kNames;
+}
+
+std::unique_ptr<Model> make_model(const GgufFile& file) {
+    const std::optional<std::string> name = file.get_string("general.architecture");
+    if (!name) fail(file, "key 'general.architecture' is missing");
+    for (const Architecture& architecture : kArchitectures)
+        if (architecture.name == *name) return architecture.make(file);
+    fail(file, fmt::format("architecture '{}' is not supported; nearest known: {}", *name,
+                           nearest_name(*name, kNames)));
+}
+
+int64_t planned_weight_bytes(const GgufFile& file, Model& model, const Ops& ops) {
+    int64_t bytes = 0;
+    for (const WeightRow& row : model.weights()) {
+        const GgufTensor* tensor = find_checked(file, row);
+        if (tensor == nullptr) continue;
+        if (row.matrix != nullptr)
+            bytes += ops.upload_bytes(host_weight(row, *tensor, {}));
+        else
+            bytes += tensor->elements() * static_cast<int64_t>(sizeof(float));
+    }
+    return bytes;
+}
+
+void load_weights(const GgufFile& file,
+                  Model& model,
+                  Ops& ops,
+                  const std::function<void(int64_t done, int64_t total)>& progress) {
+    const std::vector<WeightRow> rows = model.weights();
+    refuse_unknown_tensors(file, rows);
+    const int64_t total = model.info().tensor_bytes;
+    int64_t done = 0;
+    for (const WeightRow& row : rows) {
+        const GgufTensor* tensor = find_checked(file, row);
+        if (tensor == nullptr) continue;
+        if (row.matrix != nullptr) {
+            const std::vector<float> scale = read_scale(file, row.tensor, 1);
+            *row.matrix = ops.upload(host_weight(row, *tensor, scale));
+            file.release_pages(*tensor);
+        } else {
+            *row.vector = load_vector(*tensor, ops);
+        }
+        done += tensor->bytes;
+        if (progress) progress(done, total);
+    }
+}
+
+}  // namespace tessera
