@@ -19,8 +19,10 @@ struct Batch {
     Tensor seq_start;   ///< I32 [S+1] first row of each sequence; seq_start[S] = T
     Tensor page_table;  ///< I32 [S, max_pages] physical page of tokens [64 i, 64 i + 64) of each
                         ///< sequence
+    Tensor outputs;     ///< I32 [M] rows whose final hidden state is wanted, ascending; M may be 0
     int32_t prompt_rows = 0;
-    int32_t max_visible = 0;  ///< upper bound on position + 1 over the batch
+    int32_t prompt_outputs = 0;  ///< entries of `outputs` that are prompt rows
+    int32_t max_visible = 0;     ///< upper bound on position + 1 over the batch
     int32_t row_count() const { return static_cast<int32_t>(tokens.shape[0]); }
     int32_t sequence_count() const { return static_cast<int32_t>(seq_start.shape[0]) - 1; }
 };
