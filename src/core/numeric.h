@@ -19,8 +19,29 @@ inline float f32_from_bf16(uint16_t value) {
 }
 
 /// IEEE half precision, round to nearest even, overflow to infinity, subnormals kept.
-uint16_t f16_from_f32(float value);
-float f32_from_f16(uint16_t value);
+inline uint16_t f16_from_f32(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    // Below 2^-14 the result is subnormal: adding 0.5 lets the adder round at 2^-24.
+    const uint32_t subnormal =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
+    if (magnitude >= 0x477ff000u) result = 0x7c00u;
+    if (magnitude > 0x7f800000u) result = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    return static_cast<uint16_t>(sign | result);
+}
+inline float f32_from_f16(uint16_t value) {
+    const uint32_t sign = static_cast<uint32_t>(value & 0x8000u) << 16;
+    const uint32_t shifted = static_cast<uint32_t>(value & 0x7fffu) << 13;
+    // Subnormals are rebuilt by a subtraction, so that they survive flush-to-zero modes.
+    const float subnormal = std::bit_cast<float>(shifted + 0x38800000u) - 0x1p-14f;
+    uint32_t result =
+        shifted < 0x00800000u ? std::bit_cast<uint32_t>(subnormal) : shifted + 0x38000000u;
+    if (shifted >= 0x0f800000u) result = shifted + 0x70000000u;
+    return std::bit_cast<float>(sign | result);
+}
 
 /// E2M1 values by 4-bit code: sign, two exponent bits, one mantissa bit.
 inline constexpr float kE2M1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
