@@ -102,11 +102,14 @@ WeightedBlock weighted(const float* x) {
     return block;
 }
 
-/// Weighted squared error of `line` with the given codes.
-float line_error(const WeightedBlock& block, const float* codes, const Line& line) {
+/// Weighted squared error of the block when every value takes the code nearest to it on `line`,
+/// which is how the codes are chosen in the end.
+float line_error(const WeightedBlock& block, const Line& line, float largest) {
+    const float inverse = 1.0f / line.scale;
     Sum error;
     for (int i = 0; i < kSub; ++i) {
-        const float difference = line.scale * codes[i] - line.minimum - block.x[i];
+        const float code = clamped_round((block.x[i] + line.minimum) * inverse, 0.0f, largest);
+        const float difference = line.scale * code - line.minimum - block.x[i];
         error.add(i, block.weight[i] * difference * difference);
     }
     return error.total();
@@ -114,13 +117,12 @@ float line_error(const WeightedBlock& block, const float* codes, const Line& lin
 
 /// Rounds with `inverse_step` and returns the line that fits those codes best; no line (scale 0)
 /// when all codes are equal.
-Line fit_codes(const WeightedBlock& block, float inverse_step, float largest, float* codes) {
+Line fit_codes(const WeightedBlock& block, float inverse_step, float largest) {
     Sum wl;
     Sum wll;
     Sum wlx;
     for (int i = 0; i < kSub; ++i) {
         const float code = clamped_round(inverse_step * (block.x[i] - block.low), 0.0f, largest);
-        codes[i] = code;
         const float weighted_code = block.weight[i] * code;
         wl.add(i, weighted_code);
         wll.add(i, weighted_code * code);
@@ -137,21 +139,17 @@ Line fit_codes(const WeightedBlock& block, float inverse_step, float largest, fl
     return line;
 }
 
-Line fit_line(const float* x, const LineSearch& search) {
-    const WeightedBlock block = weighted(x);
+Line fit_line(const WeightedBlock& block, const LineSearch& search) {
     const float range = block.high - block.low;
     if (!(range > 0.0f) || !std::isfinite(1.0f / range)) return {0.0f, -block.low};
     const float largest = static_cast<float>(search.largest);
-    float codes[kSub];
     Line best{range / largest, -block.low};
-    for (int i = 0; i < kSub; ++i)
-        codes[i] = clamped_round(largest / range * (x[i] - block.low), 0.0f, largest);
-    float least = line_error(block, codes, best);
+    float least = line_error(block, best, largest);
     for (int step = 0; step <= search.last; ++step) {
         const float parts = largest + search.first + 0.1f * static_cast<float>(step);
-        const Line line = fit_codes(block, parts / range, largest, codes);
+        const Line line = fit_codes(block, parts / range, largest);
         if (!(line.scale > 0.0f)) continue;
-        const float error = line_error(block, codes, line);
+        const float error = line_error(block, line, largest);
         if (error < least) {
             least = error;
             best = line;
@@ -160,39 +158,59 @@ Line fit_line(const float* x, const LineSearch& search) {
     return best;
 }
 
+/// The stored pair for `line` under the super-block scales d and dmin: of the nearest integers and
+/// their neighbours the one with the least error, because scale and minimum round together badly.
+ScaleMin quantize_line(
+    const WeightedBlock& block, const Line& line, float d, float dmin, float largest) {
+    const int scale =
+        static_cast<int>(clamped_round(reciprocal_or_zero(d) * line.scale, 0.0f, kScaleMax));
+    const int minimum =
+        static_cast<int>(clamped_round(reciprocal_or_zero(dmin) * line.minimum, 0.0f, kScaleMax));
+    ScaleMin best{scale, minimum};
+    if (scale == 0 || !std::isfinite(1.0f / d)) return best;
+    float least = std::numeric_limits<float>::infinity();
+    for (int s = std::max(1, scale - 1); s <= std::min(kScaleMax, scale + 1); ++s) {
+        for (int m = std::max(0, minimum - 1); m <= std::min(kScaleMax, minimum + 1); ++m) {
+            const Line stored{d * static_cast<float>(s), dmin * static_cast<float>(m)};
+            const float error = line_error(block, stored, largest);
+            if (error < least) {
+                least = error;
+                best = {s, m};
+            }
+        }
+    }
+    return best;
+}
+
 /// Fits the eight sub-blocks, writes d, dmin and the packed scales (16 bytes at `header`), and the
 /// codes for the scales as they were stored.
 void encode_lines(const float* x, const LineSearch& search, std::byte* header, uint8_t* codes) {
+    std::array<WeightedBlock, kSubs> blocks;
     std::array<Line, kSubs> lines;
     float max_scale = 0.0f;
     float max_minimum = 0.0f;
-    for (int j = 0; j < kSubs; ++j) {
-        Line& line = lines[static_cast<size_t>(j)];
-        line = fit_line(x + j * kSub, search);
-        max_scale = std::max(max_scale, line.scale);
-        max_minimum = std::max(max_minimum, line.minimum);
+    for (size_t j = 0; j < kSubs; ++j) {
+        blocks[j] = weighted(x + j * kSub);
+        lines[j] = fit_line(blocks[j], search);
+        max_scale = std::max(max_scale, lines[j].scale);
+        max_minimum = std::max(max_minimum, lines[j].minimum);
     }
-    const float scale_inverse = reciprocal_or_zero(max_scale / kScaleMax);
-    const float minimum_inverse = reciprocal_or_zero(max_minimum / kScaleMax);
     store_f16(header, max_scale / kScaleMax);
     store_f16(header + 2, max_minimum / kScaleMax);
     const float d = load_f16(header);
     const float dmin = load_f16(header + 2);
+    const float largest = static_cast<float>(search.largest);
     uint8_t* packed = bytes_of(header + 4);
     std::fill_n(packed, 12, uint8_t{0});
     for (int j = 0; j < kSubs; ++j) {
-        const Line& line = lines[static_cast<size_t>(j)];
-        const ScaleMin stored{
-            static_cast<int>(clamped_round(scale_inverse * line.scale, 0.0f, kScaleMax)),
-            static_cast<int>(clamped_round(minimum_inverse * line.minimum, 0.0f, kScaleMax))};
+        const size_t sub = static_cast<size_t>(j);
+        const ScaleMin stored = quantize_line(blocks[sub], lines[sub], d, dmin, largest);
         pack_scale_min(j, stored, packed);
         const float inverse = reciprocal_or_zero(d * static_cast<float>(stored.scale));
         const float minimum = dmin * static_cast<float>(stored.minimum);
-        const float largest = static_cast<float>(search.largest);
         for (int i = 0; i < kSub; ++i) {
-            const float scaled = std::min((x[j * kSub + i] + minimum) * inverse, largest);
-            codes[j * kSub + i] =
-                static_cast<uint8_t>(clamped_round(std::max(scaled, 0.0f), 0.0f, largest));
+            const float scaled = std::clamp((x[j * kSub + i] + minimum) * inverse, 0.0f, largest);
+            codes[j * kSub + i] = static_cast<uint8_t>(round_even(scaled));
         }
     }
 }
