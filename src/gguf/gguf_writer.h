@@ -14,6 +14,8 @@ class GgufWriter {
   public:
     /// UserError(kFailure) when the folder is not writable.
     explicit GgufWriter(const std::string& path);
+    /// Appends the same bytes to `memory`, which the caller owns: synthetic models, tests.
+    explicit GgufWriter(std::vector<std::byte>& memory);
     ~GgufWriter();
     GgufWriter(const GgufWriter&) = delete;
     GgufWriter& operator=(const GgufWriter&) = delete;
