@@ -31,7 +31,7 @@ struct GgufFile::Impl {
     }
 
     [[noreturn]] void fail_key(std::string_view key, std::string_view what) const {
-        fail_file(path, fmt::format("key {} {}", quoted(key), what));
+        fail_file(path, fmt::format("key {} {}", quoted_name(key), what));
     }
     [[noreturn]] void fail_type(std::string_view key,
                                 const GgufValue& value,

@@ -36,7 +36,7 @@ class GgufCursor {
     [[noreturn]] void fail(std::string_view what) const {
         if (kind_.empty()) fail_file(file_, what);
         if (name_.empty()) fail_file(file_, fmt::format("{} number {}: {}", kind_, index_, what));
-        fail_file(file_, fmt::format("{} {}: {}", kind_, quoted(name_), what));
+        fail_file(file_, fmt::format("{} {}: {}", kind_, quoted_name(name_), what));
     }
 
     /// Makes sure that `count` items of `item_bytes` bytes follow.

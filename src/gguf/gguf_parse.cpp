@@ -94,7 +94,7 @@ class Parser {
         const std::string_view start(reinterpret_cast<const char*>(bytes_.data()),
                                      std::min(bytes_.size(), kMagic.size()));
         if (start != kMagic)
-            cursor_.fail(fmt::format("not a GGUF file (it begins with {})", quoted(start)));
+            cursor_.fail(fmt::format("not a GGUF file (it begins with {})", quoted_name(start)));
         cursor_.read<uint32_t>();
         const uint32_t version = cursor_.read<uint32_t>();
         if (version != 0 && (version & 0xffffu) == 0)
@@ -355,7 +355,7 @@ class Parser {
             const GgufTensor& before = *order[i - 1];
             if (before.data + before.bytes <= order[i]->data) continue;
             fail_file(file_, fmt::format("tensor {}: its data overlap those of tensor {}",
-                                         quoted(order[i]->name), quoted(before.name)));
+                                         quoted_name(order[i]->name), quoted_name(before.name)));
         }
     }
 

@@ -55,7 +55,7 @@ void check_duplicates(const GgufShards& shards, const std::string& path) {
     std::unordered_set<std::string_view> seen;
     for (const GgufTensor& tensor : shards.contents.tensors)
         if (!seen.insert(tensor.name).second)
-            fail_file(path, fmt::format("tensor {} is in two shards", quoted(tensor.name)));
+            fail_file(path, fmt::format("tensor {} is in two shards", quoted_name(tensor.name)));
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-std::string quoted(std::string_view name) {
+std::string quoted_name(std::string_view name) {
     constexpr size_t kLongest = 80;
     std::string text = "'";
     for (const char letter : name.substr(0, kLongest)) {

@@ -8,7 +8,7 @@ namespace tessera {
 
 /// `name` in single quotes for a one-line message: control and non-ASCII bytes become \xNN, long
 /// names are cut.
-std::string quoted(std::string_view name);
+std::string quoted_name(std::string_view name);
 
 /// Throws UserError(kModel) "<file>: <what>".
 [[noreturn]] void fail_file(std::string_view file, std::string_view what);
