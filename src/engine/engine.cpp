@@ -67,7 +67,7 @@ struct Engine::Impl {
     void prepare_options();
     void check_kv_types() const;
     int64_t kv_bytes_per_token() const;
-    int64_t plan_arena();
+    size_t plan_arena();
     void make_plan();
     void load();
     void load_text();
@@ -121,7 +121,7 @@ int64_t Engine::Impl::kv_bytes_per_token() const {
 
 /// Runs the forward function without memory, for passes of prompt rows, of generated rows and of
 /// both.
-int64_t Engine::Impl::plan_arena() {
+size_t Engine::Impl::plan_arena() {
     size_t peak = 0;
     const std::vector<KvSpec> specs = model->kv_layers();
     std::vector<KvView> planned_kv;
@@ -156,16 +156,15 @@ int64_t Engine::Impl::plan_arena() {
                     make_tensor(nullptr, DType::kI32, {sequences}));
         peak = std::max(peak, arena.peak_bytes());
     }
-    return static_cast<int64_t>(peak);
+    return peak;
 }
 
 void Engine::Impl::make_plan() {
     plan.weight_bytes = planned_weight_bytes(file, *model, *ops);
     plan.kv_bytes = kv_bytes_per_token() * kPageTokens * pages_per_sequence * options.sequences;
-    // Arena sizes depend on uploaded weights' wishes, which are known only after loading; the plan
-    // below counts the logits and, after loading, the arena replaces its estimate.
-    plan.compute_bytes = int64_t{options.sequences} * model->info().vocab * 4 +
-                         int64_t{options.ubatch} * 16 * (model->info().width + model->info().ffn);
+    arena_bytes = plan_arena();
+    plan.compute_bytes =
+        static_cast<int64_t>(arena_bytes) + int64_t{options.sequences} * model->info().vocab * 4;
     const int64_t limit =
         options.memory_limit_bytes > 0 ? options.memory_limit_bytes : available_memory_bytes();
     if (limit > 0 && plan.total() > limit)
@@ -215,10 +214,7 @@ void Engine::Impl::load() {
         if (options.progress) options.progress("loading", done, total);
     });
     make_kv();
-    arena_bytes = static_cast<size_t>(plan_arena());
     arena_memory = host_memory(static_cast<int64_t>(arena_bytes));
-    plan.compute_bytes =
-        static_cast<int64_t>(arena_bytes) + int64_t{options.sequences} * model->info().vocab * 4;
     reserve_logits(options.sequences);
 }
 

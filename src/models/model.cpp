@@ -130,14 +130,23 @@ std::unique_ptr<Model> make_model(const GgufFile& file) {
 }
 
 int64_t planned_weight_bytes(const GgufFile& file, Model& model, const Ops& ops) {
+    const std::vector<WeightRow> rows = model.weights();
+    refuse_unknown_tensors(file, rows);
     int64_t bytes = 0;
-    for (const WeightRow& row : model.weights()) {
+    for (const WeightRow& row : rows) {
         const GgufTensor* tensor = find_checked(file, row);
         if (tensor == nullptr) continue;
-        if (row.matrix != nullptr)
+        if (row.matrix != nullptr) {
             bytes += ops.upload_bytes(host_weight(row, *tensor, {}));
-        else
+            *row.matrix = {.format = tensor->dtype,
+                           .rows = row.shape[0],
+                           .cols = row.shape[1],
+                           .experts = 1,
+                           .wants = ops.wants(tensor->dtype)};
+        } else {
             bytes += tensor->elements() * static_cast<int64_t>(sizeof(float));
+            *row.vector = make_tensor(nullptr, DType::kF32, {tensor->elements()});
+        }
     }
     return bytes;
 }

@@ -68,7 +68,9 @@ std::unique_ptr<Model> make_model(const GgufFile& file);
 /// Architectures that make_model knows.
 std::span<const std::string_view> known_architectures();
 
-/// Bytes that `load_weights` will take.
+/// Checks every row of the table against the file as load_weights does and returns the bytes that
+/// it will take. The model is left with weights that have everything but memory, so that `forward`
+/// can be planned.
 int64_t planned_weight_bytes(const GgufFile& file, Model& model, const Ops& ops);
 
 /// Checks every row of the table against the file and uploads it. UserError(kModel) names a missing

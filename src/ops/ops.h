@@ -112,6 +112,9 @@ class Ops {
     virtual std::byte* allocate(size_t bytes) = 0;
     /// Bytes that `upload` will take for this weight (data pointer not read).
     virtual int64_t upload_bytes(const HostWeight& weight) const = 0;
+    /// Activation formats that a weight of this format will want: what `upload` sets, known
+    /// beforehand for planning.
+    virtual ActWants wants(DType weight_format) const = 0;
     /// Repacks a weight into this backend's layout; the source may go away afterwards. Every DType
     /// that `dequantize_row` reads is accepted.
     virtual Weight upload(const HostWeight& weight) = 0;
