@@ -1,0 +1,32 @@
+#include "tools/run_text.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace tessera {
+
+std::string rate_digits(double per_second) {
+    if (!std::isfinite(per_second)) return "-";
+    if (per_second < 999.5) return fmt::format("{:.1f}", per_second);
+    std::string digits = fmt::format("{:.0f}", per_second);
+    for (size_t place = digits.size(); place > 3; place -= 3) digits.insert(place - 3, 1, ',');
+    return digits;
+}
+
+std::string stats_line(const GenerateResult& result) {
+    std::string text = fmt::format("prompt {} tok", result.prompt_tokens);
+    if (result.cached_tokens > 0) text += fmt::format(" ({} cached)", result.cached_tokens);
+    const int32_t fresh = result.prompt_tokens - result.cached_tokens;
+    if (fresh > 0 && result.prompt_seconds > 0)
+        text += fmt::format(" {} t/s", rate_digits(fresh / result.prompt_seconds));
+    text += fmt::format(" | gen {} tok", result.generated.size());
+    if (result.steps > 0 && result.generate_seconds > 0)
+        text += fmt::format(" {} t/s", rate_digits(result.steps / result.generate_seconds));
+    text += fmt::format(" | {:.1f} s", result.prompt_seconds + result.generate_seconds);
+    if (result.finish == FinishReason::kCancelled) text += " | interrupted";
+    if (result.finish == FinishReason::kLength) text += " | length";
+    return text;
+}
+
+}  // namespace tessera
