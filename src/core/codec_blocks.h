@@ -50,6 +50,7 @@ inline float round_even(float value) {
 
 /// 1 / value, or 0 where that is infinite: a scale too small to divide by stands for zeros.
 inline float reciprocal_or_zero(float value) {
+    if (value == 0.0f) return 0.0f;
     const float inverse = 1.0f / value;
     return std::isfinite(inverse) ? inverse : 0.0f;
 }

@@ -19,6 +19,15 @@ constexpr int kSmall = 16;     ///< values under one scale (Q6_K)
 constexpr int kSmalls = 16;    ///< such sub-blocks
 constexpr int kScaleMax = 63;  ///< of the 6-bit scales and minimums
 constexpr float kTiny = 1e-15f;
+constexpr float kHuge = 1e9f;  ///< beyond what the formats reach, and its powers do not overflow
+
+/// The values of a super-block, in the range where the fits cannot overflow.
+struct Bounded {
+    float x[kSuper];
+    explicit Bounded(const float* values) {
+        for (int i = 0; i < kSuper; ++i) x[i] = std::clamp(values[i], -kHuge, kHuge);
+    }
+};
 
 /// Partial sums in four lanes: a fixed order that vectorises.
 struct Sum {
@@ -343,7 +352,7 @@ void decode_q6_k(const std::byte* source, int64_t count, float* values) {
 void encode_q4_k(const float* values, int64_t count, std::byte* target) {
     for (; count > 0; count -= kSuper, target += 144, values += kSuper) {
         uint8_t codes[kSuper];
-        encode_lines(values, {.largest = 15, .first = -1.0f, .last = 20}, target, codes);
+        encode_lines(Bounded(values).x, {.largest = 15, .first = -1.0f, .last = 20}, target, codes);
         uint8_t* nibbles = bytes_of(target + 16);
         for (int pair = 0; pair < kSubs / 2; ++pair)
             for (int l = 0; l < kSub; ++l)
@@ -355,7 +364,7 @@ void encode_q4_k(const float* values, int64_t count, std::byte* target) {
 void encode_q5_k(const float* values, int64_t count, std::byte* target) {
     for (; count > 0; count -= kSuper, target += 176, values += kSuper) {
         uint8_t codes[kSuper];
-        encode_lines(values, {.largest = 31, .first = -0.5f, .last = 15}, target, codes);
+        encode_lines(Bounded(values).x, {.largest = 31, .first = -0.5f, .last = 15}, target, codes);
         uint8_t* fifth = bytes_of(target + 16);
         uint8_t* nibbles = bytes_of(target + 48);
         for (int l = 0; l < kSub; ++l) {
@@ -373,10 +382,11 @@ void encode_q5_k(const float* values, int64_t count, std::byte* target) {
 
 void encode_q6_k(const float* values, int64_t count, std::byte* target) {
     for (; count > 0; count -= kSuper, target += 210, values += kSuper) {
+        const Bounded block(values);
         std::array<float, kSmalls> fitted;
         float extreme = 0.0f;
         for (int j = 0; j < kSmalls; ++j) {
-            const float scale = fit_scale(values + j * kSmall);
+            const float scale = fit_scale(block.x + j * kSmall);
             fitted[static_cast<size_t>(j)] = scale;
             if (std::fabs(scale) > std::fabs(extreme)) extreme = scale;
         }
@@ -388,7 +398,7 @@ void encode_q6_k(const float* values, int64_t count, std::byte* target) {
             scales[j] = static_cast<int8_t>(
                 clamped_round(inverse * fitted[static_cast<size_t>(j)], -128.0f, 127.0f));
         uint8_t codes[kSuper];
-        encode_six_bits(values, load_f16(target + 208), scales, codes);
+        encode_six_bits(block.x, load_f16(target + 208), scales, codes);
         pack_six_bits(codes, bytes_of(target), bytes_of(target + 128));
     }
 }

@@ -80,8 +80,10 @@ Range encode_range(const float* x, Codes& codes) {
     const float d = (high - low) / static_cast<float>(kLargest);
     const float inverse = reciprocal_or_zero(d);
     for (int j = 0; j < kBlock; ++j) {
-        const int code = static_cast<int>((x[j] - low) * inverse + 0.5f);
-        codes.value[j] = static_cast<uint8_t>(std::min(code, kLargest));
+        // The comparison also catches a range that overflowed to infinity.
+        const float scaled = (x[j] - low) * inverse + 0.5f;
+        const bool inside = scaled < static_cast<float>(kLargest);
+        codes.value[j] = static_cast<uint8_t>(inside ? static_cast<int>(scaled) : kLargest);
     }
     return {d, low};
 }

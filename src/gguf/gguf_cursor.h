@@ -51,7 +51,7 @@ class GgufCursor {
 
     template <class T>
     T read() {
-        need(1, sizeof(T));
+        need(sizeof(T), 1);
         T value;
         std::memcpy(&value, bytes_.data() + offset_, sizeof(T));
         offset_ += sizeof(T);
