@@ -12,6 +12,10 @@ endif()
 # Instruction-set sources carry the set as a file suffix and are reached only through run-time dispatch.
 set(TESSERA_ISA_avx2 -mavx2 -mfma -mf16c)
 set(TESSERA_ISA_avx512 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx512vbmi)
+# g++ 12 takes the "undefined" operands inside its own AVX-512 headers for uninitialised variables (GCC bug 105593).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND TESSERA_ISA_avx512 -Wno-maybe-uninitialized -Wno-uninitialized)
+endif()
 set(TESSERA_ISA_avx512bf16 ${TESSERA_ISA_avx512} -mavx512bf16)
 set(TESSERA_ISA_amx ${TESSERA_ISA_avx512bf16} -mamx-tile -mamx-bf16 -mamx-int8)
 
@@ -29,7 +33,8 @@ function(tessera_library folder)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(${name} PUBLIC ${ARGN})
   foreach(source ${sources})
-    if(source MATCHES "_(avx2|avx512|avx512bf16|amx)\\.cpp$" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    # The match with the group comes last: each MATCHES overwrites CMAKE_MATCH_1.
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND source MATCHES "_(avx2|avx512|avx512bf16|amx)\\.cpp$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${TESSERA_ISA_${CMAKE_MATCH_1}}")
     endif()
   endforeach()
