@@ -4,8 +4,12 @@
 // isa/, one file per instruction set, reached through the tables that the constructor picks once.
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backends/cpu/thread_pool.h"
@@ -17,8 +21,9 @@ namespace tessera::cpu {
 enum class Isa : uint8_t { kScalar, kNeon, kAvx2, kAvx512, kAmx };
 
 /// The best set that this machine, its kernel and the name ("" = best) allow; AMX asks the kernel
-/// for its tiles. kAvx512 means F, BW, DQ, VL, VNNI and VBMI; kAmx adds AVX512-BF16, AMX-TILE,
-/// AMX-BF16.
+/// for its tiles. kAvx2 means AVX2, FMA and F16C; kAvx512 means F, BW, DQ, VL, VNNI and VBMI; kAmx
+/// adds AVX512-BF16, AMX-TILE, AMX-BF16 and AMX-INT8. Throws UserError(kUsage) for a name that is
+/// none of this architecture's: "scalar", "avx2", "avx512", "amx" or "scalar", "neon".
 Isa pick_isa(std::string_view at_most);
 std::string_view isa_name(Isa isa);
 
@@ -46,6 +51,7 @@ class CpuOps final : public Ops {
     std::byte* allocate(size_t bytes) override;
 
     int64_t upload_bytes(const HostWeight& weight) const override;
+    ActWants wants(DType weight_format) const override;
     Weight upload(const HostWeight& weight) override;
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;
     GemmInput prepare(Exec& ex, const Tensor& x, ActWants wants) override;
@@ -64,6 +70,8 @@ class CpuOps final : public Ops {
 
     void rms_norm(
         Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) override;
+    GemmInput rms_norm_input(
+        Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants) override;
     void glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) override;
     void add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) override;
     void softmax(
@@ -82,6 +90,13 @@ class CpuOps final : public Ops {
                   const Tensor& v,
                   const Batch& batch,
                   const KvView& cache) override;
+    void qk_norm_rope_store(Exec& ex,
+                            const Tensor& q,
+                            const Tensor& k,
+                            const Tensor& v,
+                            const QkvRope& how,
+                            const Batch& batch,
+                            const KvView& cache) override;
     void attention(Exec& ex,
                    const Tensor& q,
                    const Batch& batch,
@@ -111,11 +126,17 @@ class CpuOps final : public Ops {
   private:
     struct Linear;  ///< kernel table and formats, cpu_linear.cpp
     struct Rows;    ///< kernel tables of everything else, cpu_rows.cpp
+    /// Frees a block of allocate(): mapped_bytes of address space, or heap memory when 0.
+    struct FreeBlock {
+        size_t mapped_bytes = 0;
+        void operator()(void* base) const;
+    };
+
     ThreadPool pool_;
     Isa isa_;
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Rows> rows_;
-    std::vector<std::unique_ptr<std::byte, void (*)(void*)>> memory_;
+    std::vector<std::unique_ptr<void, FreeBlock>> memory_;
     std::vector<OpCount> counts_;
     bool timing_ = false;
 };

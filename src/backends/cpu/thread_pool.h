@@ -52,4 +52,15 @@ inline Range share(int64_t items, int64_t grain, int32_t thread, int32_t threads
     return {begin < items ? begin : items, end < items ? end : items};
 }
 
+/// body(begin, end) over the shares of [0, rows); on the caller alone when not `worth` a run.
+template <class Body>
+void parallel_rows(ThreadPool& pool, int64_t rows, bool worth, const Body& body) {
+    if (rows <= 0) return;
+    if (!worth || pool.size() == 1) return body(int64_t{0}, rows);
+    pool.run([&](int32_t thread) {
+        const Range range = share(rows, 1, thread, pool.size());
+        if (range.begin < range.end) body(range.begin, range.end);
+    });
+}
+
 }  // namespace tessera::cpu
