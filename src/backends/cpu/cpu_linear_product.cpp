@@ -1,0 +1,436 @@
+// Matrix products of the CPU backend. A product of one family of rows (prompt or generated) is
+// planned here, its activations brought into the order that the kernels want, and its weight rows
+// dealt out to the threads: sums are never split, so threads do not change results.
+#include <algorithm>
+#include <array>
+#include <source_location>
+
+#include "backends/cpu/cpu_linear.h"
+#include "backends/cpu/isa/linear_kernels.h"
+#include "core/error.h"
+
+namespace tessera::cpu {
+namespace {
+
+/// Multiply-adds below which one thread is faster than waking another.
+constexpr int64_t kSerialWork = 48 << 10;
+/// Activations that should stay in the second-level cache while weights pass by.
+constexpr int64_t kActBytes = 1 << 20;
+
+int64_t round_up(int64_t value, int64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+/// One family of rows of a product, or of two products with a gate between them.
+struct Product {
+    const LinearKernels& kernels;
+    ThreadPool& pool;
+    PackedView weights[2];
+    int64_t units;
+    int64_t cols;
+    int64_t blocks;  ///< row blocks of each weight
+    const ActView& view;
+    int64_t rows;
+    Sink sink;
+
+    int count() const { return sink.gated ? 2 : 1; }
+};
+
+PackedView view_of(const Weight& weight) {
+    const PackedShape shape = packed_shape(weight.format, weight.rows, weight.cols);
+    return {.format = weight.format,
+            .codes = weight.codes,
+            .scales = weight.scales,
+            .code_step = shape.block_code_bytes(),
+            .scale_step = shape.block_scale_bytes(),
+            .rows = weight.rows,
+            .outer = weight.outer_scale == nullptr ? 1.0f : weight.outer_scale[0]};
+}
+
+bool holds_bf16(ActFormat format) {
+    return format == ActFormat::kBF16 || format == ActFormat::kNvfp4;
+}
+
+bool uses_panels(const LinearKernels& kernels, const Weight& weight, ActFormat act, bool prompt) {
+    return prompt && kernels.panels != nullptr && weight.format != DType::kF32 && holds_bf16(act);
+}
+
+/// Tile kernels: column tiles, and where these are few also ranges of tokens, dealt out in order.
+void run_panels(Exec& ex, const Product& product) {
+    const int32_t threads = product.pool.size();
+    const int64_t tiles = product.sink.gated ? product.blocks : (product.blocks + 1) / 2;
+    int64_t parts = 1;
+    while (tiles * parts < 4 * threads && product.rows / (parts + 1) >= 64) ++parts;
+    const int64_t part_rows = round_up((product.rows + parts - 1) / parts, 32);
+    const int64_t items = tiles * parts;
+    const int64_t most_tiles = std::min(tiles, items / threads + 1);
+    const int64_t scratch_bytes =
+        round_up(panel_scratch_bytes(product.units, most_tiles, part_rows), 64);
+    const Scope scope(ex.arena);
+    std::byte* scratch = ex.arena.allocate_bytes(static_cast<size_t>(scratch_bytes * threads));
+    if (ex.planning()) return;
+    const auto work = [&](int32_t thread) {
+        const Range range = share(items, 1, thread, threads);
+        for (int64_t item = range.begin; item < range.end;) {
+            const int64_t part = item / tiles, first = item % tiles;
+            const int64_t last = std::min(tiles, first + range.end - item);
+            const int64_t token = part * part_rows;
+            item += last - first;
+            if (token >= product.rows) return;
+            PanelTask task{.weights = {product.weights[0], product.weights[1]},
+                           .units = product.units,
+                           .first = first,
+                           .last = last,
+                           .x = product.view.values.row<uint16_t>(token),
+                           .x_stride = product.view.values.stride[0],
+                           .tokens = std::min(part_rows, product.rows - token),
+                           .sink = product.sink};
+            Sink& sink = task.sink;
+            if (sink.row_scales != nullptr) sink.row_scales += token;
+            if (sink.out != nullptr) sink.out += token * sink.out_stride;
+            if (sink.out_bf16 != nullptr) sink.out_bf16 += token * sink.bf16_stride;
+            product.kernels.panels(task, scratch + thread * scratch_bytes);
+        }
+    };
+    product.pool.run(work);
+}
+
+/// Activations as block kernels read them.
+struct BlockInput {
+    const void* x = nullptr;
+    int64_t x_stride = 0;
+    const float* x_scales = nullptr;
+    int32_t* zeros[2] = {};
+    float* sums = nullptr;
+    int64_t row_bytes = 0;  ///< touched for one row of activations
+};
+
+/// Memory for BlockInput, allocated while planning as well.
+struct BlockScratch {
+    Tensor values, zeros[2], sums;
+};
+
+bool needs_copy(const Product& product) {
+    return product.view.format != ActFormat::kF32 || product.cols % kUnitCols != 0;
+}
+
+BlockScratch allocate_scratch(Exec& ex, const Product& product) {
+    BlockScratch scratch;
+    const bool bytes = product.view.format == ActFormat::kInt8;
+    const int64_t rows = product.rows, units = product.units;
+    bool minimum = false;
+    for (int i = 0; i < product.count(); ++i) {
+        minimum = minimum || has_minimum(product.weights[i].format);
+        if (bytes) scratch.zeros[i] = ex.arena.allocate(DType::kI32, {rows, units, 2});
+    }
+    if (needs_copy(product))
+        scratch.values =
+            ex.arena.allocate(bytes ? DType::kI8 : DType::kF32, {rows, units * kUnitCols});
+    if (minimum) scratch.sums = ex.arena.allocate(DType::kF32, {rows, units});
+    return scratch;
+}
+
+/// Rows [begin, end) of the activations.
+void fill_scratch(const Product& product, const BlockScratch& scratch, int64_t begin, int64_t end) {
+    const int64_t units = product.units;
+    const ActView& view = product.view;
+    if (view.format == ActFormat::kInt8) {
+        for (int i = 0; i < product.count(); ++i)
+            product.kernels.permute_bytes(
+                {.codes = view.values.row<int8_t>(begin),
+                 .stride = view.values.stride[0],
+                 .scales = view.block_scales.row<float>(begin),
+                 .rows = end - begin,
+                 .units = units,
+                 .offset = byte_offset(product.weights[i].format),
+                 .permuted = scratch.values.row<int8_t>(begin),
+                 .zeros = scratch.zeros[i].row<int32_t>(begin),
+                 .sums = scratch.sums.absent() ? nullptr : scratch.sums.row<float>(begin)});
+        return;
+    }
+    for (int64_t t = begin; t < end; ++t) {
+        const float* x = nullptr;
+        if (needs_copy(product)) {
+            float* out = scratch.values.row<float>(t);
+            if (holds_bf16(view.format))
+                product.kernels.widen_bf16(view.values.row<uint16_t>(t), product.cols, out);
+            else
+                std::copy_n(view.values.row<float>(t), product.cols, out);
+            std::fill(out + product.cols, out + units * kUnitCols, 0.0f);
+            x = out;
+        } else {
+            x = view.values.row<float>(t);
+        }
+        if (!scratch.sums.absent()) product.kernels.sum_units(x, units, scratch.sums.row<float>(t));
+    }
+}
+
+BlockInput input_of(const Product& product, const BlockScratch& scratch) {
+    BlockInput input;
+    const bool copied = needs_copy(product);
+    input.x = copied ? scratch.values.data : product.view.values.data;
+    input.x_stride = copied ? product.units * kUnitCols : product.view.values.stride[0];
+    const bool bytes = product.view.format == ActFormat::kInt8;
+    if (bytes) input.x_scales = product.view.block_scales.as<float>();
+    for (int i = 0; i < 2; ++i) input.zeros[i] = scratch.zeros[i].as<int32_t>();
+    input.sums = scratch.sums.as<float>();
+    input.row_bytes = product.units * (bytes ? 32 + 4 + 8 + 4 : 128);
+    return input;
+}
+
+/// Sums [count][16] of row block `block` to the outputs of the rows from `token` on.
+void finish_linear(
+    const Product& product, int64_t block, int64_t token, int64_t count, const float* sums) {
+    const Sink& sink = product.sink;
+    const PackedView& weight = product.weights[0];
+    const int64_t column = block * kBlockRows;
+    const int64_t width = std::min(kBlockRows, weight.rows - column);
+    for (int64_t t = 0; t < count; ++t, sums += kBlockRows) {
+        float values[kBlockRows];
+        for (int64_t i = 0; i < kBlockRows; ++i) values[i] = sums[i] * weight.outer;
+        if (sink.row_scales != nullptr)
+            for (float& value : values) value *= sink.row_scales[token + t];
+        float* out = sink.out + (token + t) * sink.out_stride + column;
+        if (sink.bias != nullptr)
+            for (int64_t i = 0; i < width; ++i) values[i] += sink.bias[column + i];
+        if (sink.add)
+            for (int64_t i = 0; i < width; ++i) values[i] += out[i];
+        std::copy_n(values, width, out);
+    }
+}
+
+void finish_gated(
+    const Product& product, int64_t block, int64_t token, int64_t count, const float* sums[2]) {
+    const Sink& sink = product.sink;
+    const int64_t column = block * kBlockRows;
+    const int64_t width = std::min(kBlockRows, product.weights[0].rows - column);
+    for (int64_t t = 0; t < count; ++t) {
+        float values[2][kBlockRows];
+        for (int side = 0; side < 2; ++side) {
+            const float* from = sums[side] + t * kBlockRows;
+            for (int64_t i = 0; i < kBlockRows; ++i)
+                values[side][i] = from[i] * product.weights[side].outer;
+            if (sink.row_scales != nullptr)
+                for (float& value : values[side]) value *= sink.row_scales[token + t];
+        }
+        product.kernels.glu(values[0], values[1], kBlockRows, sink.kind, values[0]);
+        if (sink.out != nullptr)
+            std::copy_n(values[0], width, sink.out + (token + t) * sink.out_stride + column);
+        if (sink.out_bf16 != nullptr)
+            product.kernels.round_bf16(values[0], width,
+                                       sink.out_bf16 + (token + t) * sink.bf16_stride + column);
+    }
+}
+
+/// Row blocks [blocks.begin, blocks.end): activations in ranges that stay in the cache.
+void run_blocks(const Product& product,
+                const BlockInput& input,
+                Range blocks,
+                int64_t range_rows,
+                float* sums) {
+    const bool bytes = product.view.format == ActFormat::kInt8;
+    const int64_t element_bytes = bytes ? 1 : 4;
+    for (int64_t token = 0; token < product.rows; token += range_rows) {
+        const int64_t count = std::min(range_rows, product.rows - token);
+        for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+            const float* results[2] = {sums, sums + range_rows * kBlockRows};
+            for (int side = 0; side < product.count(); ++side) {
+                const PackedView& weight = product.weights[side];
+                const auto format = static_cast<size_t>(weight.format);
+                const int64_t units = product.units;
+                const BlockTask task{
+                    .codes = weight.codes + block * weight.code_step,
+                    .scales = weight.scales + block * weight.scale_step,
+                    .units = units,
+                    .x = static_cast<const std::byte*>(input.x) +
+                         token * input.x_stride * element_bytes,
+                    .x_stride = input.x_stride,
+                    .x_scales = bytes ? input.x_scales + token * units : nullptr,
+                    .x_zeros = bytes ? input.zeros[side] + token * units * 2 : nullptr,
+                    .x_sums = input.sums == nullptr ? nullptr : input.sums + token * units,
+                    .tokens = count,
+                    .sums = sums + side * range_rows * kBlockRows};
+                (bytes ? product.kernels.bytes : product.kernels.f32)[format](task);
+            }
+            if (product.sink.gated)
+                finish_gated(product, block, token, count, results);
+            else
+                finish_linear(product, block, token, count, results[0]);
+        }
+    }
+}
+
+void run_rows(Exec& ex, const Product& product) {
+    const int32_t threads = product.pool.size();
+    const int64_t row_bytes = product.units * 128;
+    const int64_t range_rows =
+        std::min(product.rows, std::clamp<int64_t>(kActBytes / row_bytes / 8 * 8, 8, 256));
+    const int64_t sums_floats = 2 * range_rows * kBlockRows;
+    const Scope scope(ex.arena);
+    const BlockScratch scratch = allocate_scratch(ex, product);
+    const Tensor sums = ex.arena.allocate(DType::kF32, {threads, sums_floats});
+    if (ex.planning()) return;
+    const int64_t elements = product.rows * product.units * kUnitCols;
+    if (elements < 1 << 16) {
+        fill_scratch(product, scratch, 0, product.rows);
+    } else {
+        product.pool.run([&](int32_t thread) {
+            const Range range = share(product.rows, 1, thread, threads);
+            if (range.begin < range.end) fill_scratch(product, scratch, range.begin, range.end);
+        });
+    }
+    const BlockInput input = input_of(product, scratch);
+    if (elements * product.blocks * kBlockRows < kSerialWork)
+        return run_blocks(product, input, {0, product.blocks}, range_rows, sums.row<float>(0));
+    product.pool.run([&](int32_t thread) {
+        run_blocks(product, input, share(product.blocks, 1, thread, threads), range_rows,
+                   sums.row<float>(thread));
+    });
+}
+
+const ActView& find_view(const std::array<ActView, 2>& views, uint8_t wants) {
+    for (const ActView& view : views)
+        if (!view.values.absent() && (wants >> static_cast<unsigned>(view.format) & 1u) != 0)
+            return view;
+    fail_check("linear: the input lacks the format that the weight wants",
+               std::source_location::current());
+}
+
+double packed_bytes(const Weight& weight) {
+    const PackedShape shape = packed_shape(weight.format, weight.rows, weight.cols);
+    return static_cast<double>(shape.code_bytes() + shape.scale_bytes());
+}
+
+/// The two families of the rows of a call: prompt rows, then generated rows.
+struct Family {
+    bool prompt;
+    int64_t first;
+    int64_t rows;
+};
+std::array<Family, 2> families(const Exec& ex, int64_t rows) {
+    const int64_t prompt = std::min<int64_t>(ex.prompt_rows, rows);
+    return {Family{true, 0, prompt}, Family{false, prompt, rows - prompt}};
+}
+
+}  // namespace
+
+void CpuOps::linear(Exec& ex,
+                    const GemmInput& x,
+                    const Weight& weight,
+                    const Tensor& bias,
+                    const Tensor& out,
+                    Accumulate accumulate) {
+    check(weight.experts == 1 && x.cols == weight.cols && out.rank == 2 && out.rows() == x.rows &&
+              out.cols() == weight.rows,
+          "linear: shapes");
+    check(bias.absent() || bias.elements() == weight.rows, "linear: bias");
+    for (const Family& family : families(ex, x.rows)) {
+        if (family.rows == 0) continue;
+        const ActView& view = family.prompt ? find_view(x.prompt, weight.wants.prompt)
+                                            : find_view(x.generated, weight.wants.generated);
+        Product product{.kernels = *linear_->kernels,
+                        .pool = pool_,
+                        .weights = {view_of(weight), {}},
+                        .units = (weight.cols + kUnitCols - 1) / kUnitCols,
+                        .cols = weight.cols,
+                        .blocks = (weight.rows + kBlockRows - 1) / kBlockRows,
+                        .view = view,
+                        .rows = family.rows,
+                        .sink = {}};
+        product.sink.row_scales = view.row_scales.as<float>();
+        product.sink.bias = bias.as<float>();
+        if (!ex.planning()) product.sink.out = out.row<float>(family.first);
+        product.sink.out_stride = out.stride[0];
+        product.sink.add = accumulate == Accumulate::kAdd;
+        const auto run = [&] {
+            if (uses_panels(*linear_->kernels, weight, view.format, family.prompt))
+                run_panels(ex, product);
+            else
+                run_rows(ex, product);
+        };
+        if (ex.planning()) {
+            run();
+            continue;
+        }
+        const double elements = static_cast<double>(family.rows * (weight.rows + weight.cols));
+        const double products = static_cast<double>(family.rows * weight.rows * weight.cols);
+        const Timed timed(*this, linear_->label(weight.format, family.prompt), 2 * products,
+                          packed_bytes(weight) + 4 * elements);
+        run();
+    }
+}
+
+GemmInput CpuOps::linear_glu(
+    Exec& ex, const GemmInput& x, const Weight& gate, const Weight& up, Glu kind, ActWants wants) {
+    constexpr uint8_t kF32 = 1u << static_cast<unsigned>(ActFormat::kF32);
+    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
+    check(gate.rows == up.rows && gate.cols == up.cols, "linear_glu: shapes");
+    const LinearKernels& kernels = *linear_->kernels;
+    // One kernel call serves both weights: they must take the same activations and kernels.
+    if (gate.wants != up.wants || (gate.format == DType::kF32) != (up.format == DType::kF32))
+        return Ops::linear_glu(ex, x, gate, up, kind, wants);
+    check(gate.experts == 1 && up.experts == 1 && x.cols == gate.cols, "linear_glu: shapes");
+    bool direct = true;
+    for (const Family& family : families(ex, x.rows)) {
+        const uint8_t wanted = family.prompt ? wants.prompt : wants.generated;
+        direct = direct && (family.rows == 0 || wanted == kF32 || wanted == kBF16);
+    }
+    GemmInput input;
+    Tensor gated;
+    if (direct)
+        input = allocate_input(ex, x.rows, gate.rows, wants);
+    else
+        gated = ex.arena.allocate(DType::kF32, {x.rows, gate.rows});
+    for (const Family& family : families(ex, x.rows)) {
+        if (family.rows == 0) continue;
+        const ActView& view = family.prompt ? find_view(x.prompt, gate.wants.prompt)
+                                            : find_view(x.generated, gate.wants.generated);
+        Product product{.kernels = kernels,
+                        .pool = pool_,
+                        .weights = {view_of(gate), view_of(up)},
+                        .units = (gate.cols + kUnitCols - 1) / kUnitCols,
+                        .cols = gate.cols,
+                        .blocks = (gate.rows + kBlockRows - 1) / kBlockRows,
+                        .view = view,
+                        .rows = family.rows,
+                        .sink = {}};
+        Sink& sink = product.sink;
+        sink.row_scales = view.row_scales.as<float>();
+        sink.gated = true;
+        sink.kind = kind;
+        const ActView& target = family.prompt ? input.prompt[0] : input.generated[0];
+        if (!direct) {
+            if (!ex.planning()) sink.out = gated.row<float>(family.first);
+            sink.out_stride = gate.rows;
+        } else if (target.format == ActFormat::kF32) {
+            sink.out = target.values.as<float>();
+            sink.out_stride = target.values.stride[0];
+        } else {
+            sink.out_bf16 = target.values.as<uint16_t>();
+            sink.bf16_stride = target.values.stride[0];
+        }
+        if (!ex.planning() && sink.out_bf16 != nullptr)
+            for (int64_t t = 0; t < family.rows; ++t)
+                std::fill(sink.out_bf16 + t * sink.bf16_stride + gate.rows,
+                          sink.out_bf16 + (t + 1) * sink.bf16_stride, uint16_t{0});
+        const auto run = [&] {
+            if (uses_panels(kernels, gate, view.format, family.prompt))
+                run_panels(ex, product);
+            else
+                run_rows(ex, product);
+        };
+        if (ex.planning()) {
+            run();
+            continue;
+        }
+        const double rows = static_cast<double>(family.rows);
+        const double work = rows * static_cast<double>(gate.rows * gate.cols);
+        const Timed timed(*this, linear_->label(gate.format, family.prompt), 4 * work,
+                          packed_bytes(gate) + packed_bytes(up) +
+                              4 * rows * static_cast<double>(gate.rows + gate.cols));
+        run();
+    }
+    return direct ? input : prepare(ex, gated, wants);
+}
+
+}  // namespace tessera::cpu
