@@ -1,0 +1,297 @@
+// Norms, gates, softmax, rotation and data movement, one row after the other, in f64.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "backends/reference/reference_class.h"
+#include "core/numeric.h"
+
+namespace tessera::reference {
+namespace {
+
+bool same_shape(const Tensor& a, const Tensor& b) {
+    return a.rank == b.rank && a.shape == b.shape;
+}
+
+double activate(Glu kind, double x) {
+    switch (kind) {
+        case Glu::kSwiGlu:
+            return x / (1.0 + std::exp(-x));
+        case Glu::kReGlu:
+            return std::max(x, 0.0);
+        case Glu::kGeGlu:
+            break;
+    }
+    const double inner = std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+    return 0.5 * x * (1.0 + std::tanh(inner));
+}
+
+/// Angle of pair i at position 1.
+double rope_frequency(const RopeParams& params, const float* freq_factors, int32_t i) {
+    const double rotary = params.rotary;
+    const double base = static_cast<double>(params.base);
+    const double scale = static_cast<double>(params.freq_scale);
+    double theta = std::pow(base, -2.0 * i / rotary);
+    if (freq_factors != nullptr) theta /= static_cast<double>(freq_factors[i]);
+    if (!params.yarn) return theta * scale;
+    const auto corner = [&](float beta) {
+        return rotary *
+               std::log(params.original_context /
+                        (2.0 * std::numbers::pi * static_cast<double>(beta))) /
+               (2.0 * std::log(base));
+    };
+    const double low = std::max(0.0, std::floor(corner(params.beta_fast)));
+    const double high = std::min(rotary - 1.0, std::ceil(corner(params.beta_slow)));
+    const double ramp = std::clamp((i - low) / std::max(0.001, high - low), 0.0, 1.0);
+    const double keep = 1.0 - ramp;
+    return theta * scale * (1.0 - keep) + theta * keep;
+}
+
+double read_plain(DType dtype, const std::byte* row, int64_t i) {
+    const void* data = row;
+    switch (dtype) {
+        case DType::kF32:
+            return static_cast<double>(static_cast<const float*>(data)[i]);
+        case DType::kF16:
+            return static_cast<double>(f32_from_f16(static_cast<const uint16_t*>(data)[i]));
+        case DType::kBF16:
+            return static_cast<double>(f32_from_bf16(static_cast<const uint16_t*>(data)[i]));
+        case DType::kF64:
+            return static_cast<const double*>(data)[i];
+        case DType::kI8:
+            return static_cast<const int8_t*>(data)[i];
+        case DType::kI16:
+            return static_cast<const int16_t*>(data)[i];
+        case DType::kI32:
+            return static_cast<const int32_t*>(data)[i];
+        case DType::kI64:
+            return static_cast<double>(static_cast<const int64_t*>(data)[i]);
+        default:
+            fail_check("copy: not a plain format", std::source_location::current());
+    }
+}
+
+/// f64 goes to the 16-bit formats through f32; integers truncate.
+void write_plain(DType dtype, double value, std::byte* row, int64_t i) {
+    void* data = row;
+    switch (dtype) {
+        case DType::kF32:
+            static_cast<float*>(data)[i] = static_cast<float>(value);
+            return;
+        case DType::kF16:
+            static_cast<uint16_t*>(data)[i] = f16_from_f32(static_cast<float>(value));
+            return;
+        case DType::kBF16:
+            static_cast<uint16_t*>(data)[i] = bf16_from_f32(static_cast<float>(value));
+            return;
+        case DType::kF64:
+            static_cast<double*>(data)[i] = value;
+            return;
+        case DType::kI8:
+            static_cast<int8_t*>(data)[i] = static_cast<int8_t>(value);
+            return;
+        case DType::kI16:
+            static_cast<int16_t*>(data)[i] = static_cast<int16_t>(value);
+            return;
+        case DType::kI32:
+            static_cast<int32_t*>(data)[i] = static_cast<int32_t>(value);
+            return;
+        case DType::kI64:
+            static_cast<int64_t*>(data)[i] = static_cast<int64_t>(value);
+            return;
+        default:
+            fail_check("copy: not a plain format", std::source_location::current());
+    }
+}
+
+/// One row between any two formats; `scratch` holds `count` floats when a block format takes part.
+void convert_row(DType from_type,
+                 const std::byte* from,
+                 DType to_type,
+                 std::byte* to,
+                 int64_t count,
+                 float* scratch) {
+    if (from_type == to_type) {
+        std::memcpy(to, from, static_cast<size_t>(dtype_bytes(to_type, count)));
+        return;
+    }
+    if (!is_block_format(from_type) && !is_block_format(to_type)) {
+        for (int64_t i = 0; i < count; ++i)
+            write_plain(to_type, read_plain(from_type, from, i), to, i);
+        return;
+    }
+    dequantize_row(from_type, from, count, scratch);
+    if (is_block_format(to_type)) {
+        quantize_row(to_type, scratch, count, to, Nvfp4Policy::kAmax6);
+        return;
+    }
+    for (int64_t i = 0; i < count; ++i)
+        write_plain(to_type, static_cast<double>(scratch[i]), to, i);
+}
+
+void copy_rows(const Tensor& from, const Tensor& to, float* scratch) {
+    for (int64_t row = 0; row < row_count(from); ++row)
+        convert_row(from.dtype, address(from, row_offset(from, row)), to.dtype,
+                    address(to, row_offset(to, row)), from.cols(), scratch);
+}
+
+double traffic(const Tensor& tensor) {
+    return static_cast<double>(dtype_bytes(tensor.dtype, tensor.elements()));
+}
+
+}  // namespace
+
+void ReferenceOps::rms_norm(
+    Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) {
+    check(same_shape(x, out) && (gain.absent() || gain.elements() == x.cols()), "rms_norm: shapes");
+    if (ex.planning()) return;
+    const Counted counted(*this, "rms_norm", 0.0, 2.0 * traffic(x));
+    const int64_t cols = x.cols();
+    for (int64_t row = 0; row < row_count(x); ++row) {
+        const float* source = x.as<float>() + row_offset(x, row);
+        float* target = out.as<float>() + row_offset(out, row);
+        double squares = 0.0;
+        for (int64_t i = 0; i < cols; ++i)
+            squares += static_cast<double>(source[i]) * static_cast<double>(source[i]);
+        const double mean = squares / static_cast<double>(cols);
+        const double factor = 1.0 / std::sqrt(mean + static_cast<double>(eps));
+        for (int64_t i = 0; i < cols; ++i) {
+            const double g = gain.absent() ? 1.0 : static_cast<double>(gain.as<float>()[i]);
+            target[i] = static_cast<float>(static_cast<double>(source[i]) * factor * g);
+        }
+    }
+}
+
+void ReferenceOps::glu(
+    Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) {
+    check(same_shape(gate, up) && same_shape(gate, out), "glu: shapes");
+    if (ex.planning()) return;
+    const Counted counted(*this, "glu", 0.0, 3.0 * traffic(gate));
+    for (int64_t row = 0; row < row_count(gate); ++row) {
+        const float* a = gate.as<float>() + row_offset(gate, row);
+        const float* b = up.as<float>() + row_offset(up, row);
+        float* target = out.as<float>() + row_offset(out, row);
+        for (int64_t i = 0; i < gate.cols(); ++i)
+            target[i] = static_cast<float>(activate(kind, static_cast<double>(a[i])) *
+                                           static_cast<double>(b[i]));
+    }
+}
+
+void ReferenceOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) {
+    check(same_shape(a, b) && same_shape(a, out), "add: shapes");
+    if (ex.planning()) return;
+    const Counted counted(*this, "add", static_cast<double>(a.elements()), 3.0 * traffic(a));
+    for (int64_t row = 0; row < row_count(a); ++row) {
+        const float* left = a.as<float>() + row_offset(a, row);
+        const float* right = b.as<float>() + row_offset(b, row);
+        float* target = out.as<float>() + row_offset(out, row);
+        for (int64_t i = 0; i < a.cols(); ++i) target[i] = left[i] + right[i];
+    }
+}
+
+void ReferenceOps::softmax(
+    Exec& ex, const Tensor& x, const Tensor& visible, float scale, const Tensor& out) {
+    check(x.rank == 2 && same_shape(x, out) && (visible.absent() || visible.rows() == x.rows()),
+          "softmax: shapes");
+    if (ex.planning()) return;
+    const Counted counted(*this, "softmax", 0.0, 2.0 * traffic(x));
+    const auto scaled = [&](float value) {
+        return static_cast<double>(scale) * static_cast<double>(value);
+    };
+    for (int64_t t = 0; t < x.rows(); ++t) {
+        const float* source = x.row<float>(t);
+        float* target = out.row<float>(t);
+        const int64_t seen = visible.absent() ? x.cols() : visible.as<int32_t>()[t];
+        check(seen >= 1 && seen <= x.cols(), "softmax: visible columns");
+        double largest = scaled(source[0]);
+        for (int64_t i = 1; i < seen; ++i) largest = std::max(largest, scaled(source[i]));
+        double sum = 0.0;
+        for (int64_t i = 0; i < seen; ++i) sum += std::exp(scaled(source[i]) - largest);
+        for (int64_t i = 0; i < seen; ++i)
+            target[i] = static_cast<float>(std::exp(scaled(source[i]) - largest) / sum);
+        std::fill(target + seen, target + x.cols(), 0.0f);
+    }
+}
+
+void ReferenceOps::rope(Exec& ex,
+                        const Tensor& x,
+                        const Tensor& positions,
+                        const Tensor& freq_factors,
+                        const RopeParams& params) {
+    const int32_t half = params.rotary / 2;
+    check(x.rank == 3 && positions.rows() == x.rows() && params.rotary % 2 == 0 &&
+              params.rotary <= x.cols() &&
+              (freq_factors.absent() || freq_factors.elements() == half),
+          "rope: shapes");
+    const Scope scope(ex.arena);
+    const Tensor table = ex.arena.allocate(DType::kF64, {half});
+    if (ex.planning()) return;
+    const Counted counted(*this, "rope", 0.0, 2.0 * traffic(x));
+    auto* frequency = table.as<double>();
+    const float* factors = freq_factors.absent() ? nullptr : freq_factors.as<float>();
+    for (int32_t i = 0; i < half; ++i) frequency[i] = rope_frequency(params, factors, i);
+    const double magnitude = static_cast<double>(params.magnitude);
+    for (int64_t row = 0; row < row_count(x); ++row) {
+        float* head = x.as<float>() + row_offset(x, row);
+        const int32_t position = positions.as<int32_t>()[row / x.shape[1]];
+        for (int32_t i = 0; i < half; ++i) {
+            const bool adjacent = params.pairs == RopePairs::kAdjacent;
+            float& first = head[adjacent ? 2 * i : i];
+            float& second = head[adjacent ? 2 * i + 1 : i + half];
+            const double a = static_cast<double>(first);
+            const double b = static_cast<double>(second);
+            const double cosine = magnitude * std::cos(position * frequency[i]);
+            const double sine = magnitude * std::sin(position * frequency[i]);
+            first = static_cast<float>(a * cosine - b * sine);
+            second = static_cast<float>(a * sine + b * cosine);
+        }
+    }
+}
+
+void ReferenceOps::copy(Exec& ex, const Tensor& from, const Tensor& to) {
+    check(same_shape(from, to), "copy: shapes");
+    const Scope scope(ex.arena);
+    const Tensor scratch = ex.arena.allocate(DType::kF32, {from.cols()});
+    if (ex.planning()) return;
+    const Counted counted(*this, "copy", 0.0, traffic(from) + traffic(to));
+    copy_rows(from, to, scratch.as<float>());
+}
+
+void ReferenceOps::concat(
+    Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out) {
+    check(a.rank == b.rank && a.rank == out.rank && axis >= 0 && axis < a.rank, "concat: axes");
+    check(a.dtype == b.dtype && a.dtype == out.dtype && !is_block_format(a.dtype),
+          "concat: dtypes");
+    for (int32_t i = 0; i < a.rank; ++i) {
+        const auto s = static_cast<size_t>(i);
+        const bool joined = i == axis;
+        check(joined ? a.shape[s] + b.shape[s] == out.shape[s]
+                     : a.shape[s] == b.shape[s] && a.shape[s] == out.shape[s],
+              "concat: shapes");
+    }
+    if (ex.planning()) return;
+    const Counted counted(*this, "concat", 0.0, 2.0 * traffic(out));
+    const auto joined = static_cast<size_t>(axis);
+    Tensor head = out;
+    head.shape[joined] = a.shape[joined];
+    Tensor tail = out;
+    tail.shape[joined] = b.shape[joined];
+    tail.data = address(out, a.shape[joined] * out.stride[joined]);
+    copy_rows(a, head, nullptr);
+    copy_rows(b, tail, nullptr);
+}
+
+void ReferenceOps::gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) {
+    check(x.rank == 2 && out.rank == 2 && ids.rows() == out.rows() && out.cols() == x.cols(),
+          "gather_rows: shapes");
+    if (ex.planning()) return;
+    const Counted counted(*this, "gather_rows", 0.0, 2.0 * traffic(out));
+    for (int64_t i = 0; i < ids.rows(); ++i) {
+        const int32_t id = ids.as<int32_t>()[i];
+        check(id >= 0 && id < x.rows(), "gather_rows: row out of range");
+        std::copy_n(x.row<float>(id), x.cols(), out.row<float>(i));
+    }
+}
+
+}  // namespace tessera::reference
