@@ -263,9 +263,10 @@ void attend_prompts(const Call& call,
             if (starts[index] >= prompt_rows) break;
             if (starts[index] == starts[index + 1]) continue;
             const PromptSequence sequence = prompt_sequence(call, kernels, index);
-            for (int32_t first = sequence.first_page; first < sequence.last_page;
-                 first += scratch.segment_pages) {
-                const int32_t last = std::min(first + scratch.segment_pages, sequence.last_page);
+            for (int32_t first = sequence.first_page; first < sequence.last_page;) {
+                // Segments end at absolute multiples, as the batches of pages in a kernel do.
+                const int32_t border = (first / kSegmentPages + 1) * kSegmentPages;
+                const int32_t last = std::min(border, sequence.last_page);
                 const PromptSegment segment{call, kernels, scratch, sequence, first, last};
                 const int64_t pages = last - first;
                 dispenser.phase(cursor, call.kv_heads * pages, [&](int64_t item) {
@@ -273,6 +274,7 @@ void attend_prompts(const Call& call,
                 });
                 dispenser.phase(cursor, call.kv_heads * sequence.blocks,
                                 [&](int64_t item) { attend_item(segment, item, thread); });
+                first = last;
             }
         }
         if (kernels.leave != nullptr) kernels.leave();

@@ -4,8 +4,10 @@
 //   O^T [dims x columns] += V^T P^T  A = V^T from the packed page, B = P^T rounded to bf16 pairs
 // The sums of P are taken of the rounded values, so that rounding cancels in O / l. A column's
 // arithmetic reads only its own lane and the pages in order: neither its neighbours in the block
-// nor the cut of the prompt into chunks can change it. Bound by the exponentials (about 400 of 700
-// cycles a page and 16 columns), not by the tiles.
+// nor the cut of the prompt into chunks can change it. A page of 32 columns at head size 64 takes
+// about 2400 cycles: 1100 of vector arithmetic and 1300 of tiles (576 of products; the rest is tile
+// stores and fetching K and V from the second cache). Issuing tile work between the exponentials
+// was rejected: after a tile instruction 512-bit arithmetic runs at half its rate for 500 cycles.
 #if defined(__x86_64__)
 
 #    include <immintrin.h>
@@ -21,37 +23,48 @@ constexpr int32_t kHalves = 2;  // blocks are two tiles wide: each K and V tile 
 constexpr int32_t kColumns = kLanes * kHalves;
 constexpr int32_t kKeys = kPageTokens;
 constexpr int32_t kTileBytes = 1024;
+/// Pages, from an absolute multiple on, that share one maximum. Two or four let the tiles work in
+/// longer runs, but then scores and probabilities leave the first cache: measured slower.
+constexpr int32_t kBatch = 1;
+/// The reference of a column's exponents follows its maximum only when that has risen by 2^8:
+/// probabilities may reach 256, and the sums are seldom rescaled.
+constexpr float kSlack = 8.0f;
 // Finite, so that differences of maxima are never inf - inf; far below any score.
 constexpr float kNothingSeen = -1e30f;
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
-/// Thread scratch: Q^T tiles [half][step][16 pairs][16], S^T [2 pages][half][64][16], P^T
-/// [half][32][16]. While one page is softened the tiles fill the scores of the next.
+/// Thread scratch: Q^T tiles [half][step][16 pairs][16], S^T [page][half][64][16], P^T
+/// [half][page][32][16].
 struct Scratch {
     std::byte* queries;
-    float* scores[2];
+    float* scores;
     std::byte* weights;
     int32_t steps;  // of 32 dims
 
     Scratch(std::byte* base, int32_t head_size)
-        : queries(base), scores{}, weights(nullptr), steps(head_size / 32) {
-        scores[0] = reinterpret_cast<float*>(base + kHalves * steps * kTileBytes);
-        scores[1] = scores[0] + kHalves * kKeys * kLanes;
-        weights = reinterpret_cast<std::byte*>(scores[1] + kHalves * kKeys * kLanes);
+        : queries(base), scores(nullptr), weights(nullptr), steps(head_size / 32) {
+        scores = reinterpret_cast<float*>(base + kHalves * steps * kTileBytes);
+        weights = reinterpret_cast<std::byte*>(scores + kBatch * kHalves * kKeys * kLanes);
+    }
+    float* scores_of(int32_t slot, int32_t half) const {
+        return scores + (slot * kHalves + half) * kKeys * kLanes;
+    }
+    std::byte* weights_of(int32_t slot, int32_t half) const {
+        return weights + (half * kBatch + slot) * 2 * kTileBytes;
     }
 };
 
-/// State of one half, all rows of 16 lanes: O^T [head_size], then maxima, then totals.
+/// State of one half, all rows of 16 lanes: O^T [head_size], then references, then totals.
 struct State {
     float* sums;
-    float* maxima;
+    float* references;  // what the exponents are relative to
     float* totals;
 
     State(float* base, int32_t head_size, int32_t half)
         : sums(base + static_cast<int64_t>(half) * (head_size + 2) * kLanes),
-          maxima(sums + static_cast<int64_t>(head_size) * kLanes),
-          totals(maxima + kLanes) {}
+          references(sums + static_cast<int64_t>(head_size) * kLanes),
+          totals(references + kLanes) {}
 };
 
 int64_t packed_bytes(int32_t head_size) {
@@ -63,8 +76,8 @@ int64_t state_floats(int32_t head_size) {
 }
 
 int64_t scratch_bytes(int32_t head_size) {
-    const int64_t half = head_size / 32 * kTileBytes + 2 * kKeys * kLanes * 4 + kKeys * kLanes * 2;
-    return kHalves * half;
+    const int64_t page = kKeys * kLanes * 4 + kKeys * kLanes * 2;
+    return kHalves * (head_size / 32 * kTileBytes + kBatch * page);
 }
 
 /// The compiler's tile loads do not say that they read memory: nothing may be moved across them.
@@ -236,32 +249,20 @@ void pack_queries(const PromptBlock& block,
     }
 }
 
-/// S^T of both halves for a page, in eight parts: keys [32 (part / 4), +32), a quarter of the head
-/// each. Parts are issued between groups of exponentials, which wait for other ports.
-struct ScoreProduct {
-    const std::byte* keys;  // null: no page left
-    int32_t head_size;
-    int32_t parts;  // 4 or 8: the last 32 keys may be out of everybody's sight
-    const Scratch& scratch;
-    float* scores;
-
-    void part(int32_t index) const {
-        if (keys == nullptr || index >= parts) return;
-        const int32_t key = index / 4 * 32, quarter = index % 4;
-        const int64_t stride = int64_t{head_size} * 2;
-        const std::byte* left = scratch.queries;
-        const std::byte* right = scratch.queries + scratch.steps * kTileBytes;
-        const std::byte* top = keys + key * stride;
+/// S^T of both halves for the first `keys` (32 or 64) keys of a page.
+void multiply_scores(const std::byte* page, int32_t keys, const Scratch& scratch, int32_t slot) {
+    const int64_t stride = int64_t{scratch.steps} * 64;
+    const std::byte* left = scratch.queries;
+    const std::byte* right = scratch.queries + scratch.steps * kTileBytes;
+    settle_memory();
+    for (int32_t key = 0; key < keys; key += 32) {
+        const std::byte* top = page + key * stride;
         const std::byte* bottom = top + 16 * stride;
-        settle_memory();
-        if (quarter == 0) {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        const int32_t end = scratch.steps * (quarter + 1) / 4;
-        for (int32_t step = scratch.steps * quarter / 4; step < end; ++step) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int32_t step = 0; step < scratch.steps; ++step) {
             _tile_loadd(4, top + 64 * step, stride);
             _tile_loadd(6, left + step * kTileBytes, 64);
             _tile_loadd(7, right + step * kTileBytes, 64);
@@ -271,40 +272,47 @@ struct ScoreProduct {
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        if (quarter < 3) return;
-        float* target = scores + key * kLanes;
+        float* target = scratch.scores_of(slot, 0) + key * kLanes;
+        float* target_right = scratch.scores_of(slot, 1) + key * kLanes;
         _tile_stored(0, target, 64);
-        _tile_stored(1, target + kKeys * kLanes, 64);
+        _tile_stored(1, target_right, 64);
         _tile_stored(2, target + 16 * kLanes, 64);
-        _tile_stored(3, target + (kKeys + 16) * kLanes, 64);
+        _tile_stored(3, target_right + 16 * kLanes, 64);
     }
-};
+}
 
-/// O^T += V^T P^T of both halves over the first 32 `key_steps` keys.
-void multiply_values(const std::byte* values,
+/// O^T += V^T P^T of both halves over the pages of a batch; `keys` of each are in sight.
+struct ValuePage {
+    const std::byte* values;
+    int32_t keys, slot;
+};
+void multiply_values(const ValuePage* pages,
+                     int32_t count,
                      int32_t head_size,
-                     int32_t key_steps,
                      const Scratch& scratch,
                      const State states[kHalves]) {
-    const std::byte* weights = scratch.weights;
     const State &left = states[0], &right = states[1];
     settle_memory();
     for (int32_t dim = 0; dim < head_size; dim += 32) {
-        const std::byte* top = values + int64_t{dim} * kKeys * 2;
-        const std::byte* bottom = top + 16 * kKeys * 2;
         _tile_loadd(0, left.sums + dim * kLanes, 64);
         _tile_loadd(1, right.sums + dim * kLanes, 64);
         _tile_loadd(2, left.sums + (dim + 16) * kLanes, 64);
         _tile_loadd(3, right.sums + (dim + 16) * kLanes, 64);
-        for (int32_t step = 0; step < key_steps; ++step) {
-            _tile_loadd(4, top + 64 * step, kKeys * 2);
-            _tile_loadd(6, weights + step * kTileBytes, 64);
-            _tile_loadd(7, weights + (2 + step) * kTileBytes, 64);
-            _tile_loadd(5, bottom + 64 * step, kKeys * 2);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+        for (int32_t page = 0; page < count; ++page) {
+            const std::byte* top = pages[page].values + int64_t{dim} * kKeys * 2;
+            const std::byte* bottom = top + 16 * kKeys * 2;
+            const std::byte* weights = scratch.weights_of(pages[page].slot, 0);
+            const std::byte* weights_right = scratch.weights_of(pages[page].slot, 1);
+            for (int32_t step = 0; step < pages[page].keys / 32; ++step) {
+                _tile_loadd(4, top + 64 * step, kKeys * 2);
+                _tile_loadd(6, weights + step * kTileBytes, 64);
+                _tile_loadd(7, weights_right + step * kTileBytes, 64);
+                _tile_loadd(5, bottom + 64 * step, kKeys * 2);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
         }
         _tile_stored(0, left.sums + dim * kLanes, 64);
         _tile_stored(1, right.sums + dim * kLanes, 64);
@@ -363,14 +371,13 @@ struct Page {
     std::byte* weights;
     Visible visible;
     int32_t keys;
-    float c;  // turns scores into exponents of 2
+    bool masked;  // some column does not see all of them
 };
 
-/// Raises the maxima of a half by the scores of a page and returns them times c.
+/// Largest scores by lane, not below `floor`.
 template <bool kMasked>
-__m512 raise_maxima(const Page& page, const State& state, int32_t head_size) {
-    const __m512 before = _mm512_load_ps(state.maxima);
-    __m512 maxima[4] = {before, before, before, before};
+__m512 largest_scores(const Page& page, __m512 floor) {
+    __m512 maxima[4] = {floor, floor, floor, floor};
     for (int32_t key = 0; key < page.keys; key += 4)
         for (int32_t i = 0; i < 4; ++i) {
             const __m512 row = _mm512_load_ps(page.scores + (key + i) * kLanes);
@@ -379,42 +386,44 @@ __m512 raise_maxima(const Page& page, const State& state, int32_t head_size) {
             else
                 maxima[i] = _mm512_max_ps(row, maxima[i]);
         }
-    const __m512 after =
-        _mm512_max_ps(_mm512_max_ps(maxima[0], maxima[1]), _mm512_max_ps(maxima[2], maxima[3]));
-    const __m512 scale = _mm512_set1_ps(page.c);
-    if (_mm512_cmp_ps_mask(after, before, _CMP_NEQ_UQ) != 0) {
-        // exp_of(0) is exactly 1: a lane whose maximum stays keeps its sums bit for bit.
-        const __m512 drop = _mm512_mul_ps(_mm512_sub_ps(before, after), scale);
-        rescale(state, exp_of<Wide512>(_mm512_mul_ps(drop, _mm512_set1_ps(kLn2))), head_size);
-        _mm512_store_ps(state.maxima, after);
-    }
+    return _mm512_max_ps(_mm512_max_ps(maxima[0], maxima[1]), _mm512_max_ps(maxima[2], maxima[3]));
+}
+
+/// Moves the references of a half to its new maxima where these have risen by more than the slack,
+/// and returns them times c.
+__m512 raise_references(__m512 largest, float c, const State& state, int32_t head_size) {
+    const __m512 before = _mm512_load_ps(state.references);
+    const __m512 scale = _mm512_set1_ps(c);
+    const __m512 rise = _mm512_mul_ps(_mm512_sub_ps(largest, before), scale);
+    const __mmask16 moved = _mm512_cmp_ps_mask(rise, _mm512_set1_ps(kSlack), _CMP_GT_OQ);
+    if (moved == 0) return _mm512_mul_ps(before, scale);
+    const __m512 after = _mm512_mask_mov_ps(before, moved, largest);
+    // exp_of(0) is exactly 1: a lane whose reference stays keeps its sums bit for bit.
+    const __m512 drop = _mm512_mul_ps(_mm512_sub_ps(before, after), scale);
+    rescale(state, exp_of<Wide512>(_mm512_mul_ps(drop, _mm512_set1_ps(kLn2))), head_size);
+    _mm512_store_ps(state.references, after);
     return _mm512_mul_ps(after, scale);
 }
 
-/// Scores to probabilities for one half, with the parts of the next page's products in between.
+/// Scores to probabilities for a page of one half.
 template <bool kMasked>
-void soften(const Page& page,
-            __m512 offset,
-            const State& state,
-            const ScoreProduct& next,
-            int32_t first_part) {
-    const __m512 scale = _mm512_set1_ps(page.c);
+void soften(const Page& page, float c, __m512 offset, const State& state) {
+    const __m512 scale = _mm512_set1_ps(c);
     __m512 totals[2] = {_mm512_load_ps(state.totals), _mm512_setzero_ps()};
-    for (int32_t part = 0; part < 4; ++part) {
-        for (int32_t key = 16 * part; key < 16 * part + 16 && key < page.keys; key += 2) {
-            const float* row = page.scores + key * kLanes;
+    for (int32_t key = 0; key < page.keys; key += 4)
+        for (int32_t i = 0; i < 2; ++i) {
+            const int32_t even_key = key + 2 * i;
+            const float* row = page.scores + even_key * kLanes;
             __m512 even = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(row), scale, offset));
             __m512 odd = exp2_lanes(_mm512_fmsub_ps(_mm512_load_ps(row + kLanes), scale, offset));
             if constexpr (kMasked) {
-                even = _mm512_maskz_mov_ps(page.visible.at(key), even);
-                odd = _mm512_maskz_mov_ps(page.visible.at(key + 1), odd);
+                even = _mm512_maskz_mov_ps(page.visible.at(even_key), even);
+                odd = _mm512_maskz_mov_ps(page.visible.at(even_key + 1), odd);
             }
             const __m512i pairs = pair_probabilities(even, odd);
-            _mm512_store_si512(page.weights + key / 2 * 64, pairs);
-            totals[key / 2 % 2] = add_pairs(totals[key / 2 % 2], pairs);
+            _mm512_store_si512(page.weights + even_key / 2 * 64, pairs);
+            totals[i] = add_pairs(totals[i], pairs);
         }
-        next.part(first_part + part);
-    }
     _mm512_store_ps(state.totals, _mm512_add_ps(totals[0], totals[1]));
 }
 
@@ -453,49 +462,59 @@ struct Walk {
     const Columns& columns;
     const State* states;
     bool direct;
-    float c;
+    float c;  // turns scores into exponents of 2
 
     const std::byte* packed(int32_t page) const {
         return block.packed + (page - block.first_page) * packed_bytes(block.shape.head_size);
     }
-    /// 32-key steps of a page that some column sees; 0 beyond the diagonal.
-    int32_t key_steps(int32_t page) const {
-        const int32_t keys = columns.last + 1 - page * kKeys;
-        if (page >= block.last_page || keys <= 0) return 0;
-        return keys > 32 ? 2 : 1;
-    }
-    ScoreProduct product(int32_t page) const {
-        const int32_t steps = key_steps(page);
-        return {steps == 0 ? nullptr : packed(page), block.shape.head_size, 4 * steps, scratch,
-                scratch.scores[page % 2]};
+    Page page_of(int32_t page, int32_t half) const {
+        const int32_t start = page * kKeys, window = block.shape.window;
+        const int32_t slot = page % kBatch;
+        const __m512i high = _mm512_sub_epi32(_mm512_load_si512(columns.positions + half * kLanes),
+                                              _mm512_set1_epi32(start));
+        const __m512i low =
+            window > 0 ? _mm512_sub_epi32(high, _mm512_set1_epi32(window)) : _mm512_set1_epi32(-1);
+        const bool all_visible =
+            columns.first >= start + kKeys - 1 && (window <= 0 || columns.last - window < start);
+        return {scratch.scores_of(slot, half),
+                scratch.weights_of(slot, half),
+                {low, high},
+                columns.last + 1 - start > 32 ? kKeys : 32,
+                !all_visible};
     }
 
-    template <bool kMasked>
-    void page(int32_t index) const {
-        const AttentionShape& shape = block.shape;
-        const int32_t start = index * kKeys, steps = key_steps(index);
-        float* scores = scratch.scores[index % 2];
-        if (!direct) apply_rule(shape, scores);
-        const ScoreProduct next = product(index + 1);
-        Page pages[kHalves];
-        __m512 offsets[kHalves];
-        for (int32_t half = 0; half < kHalves; ++half) {
-            const __m512i high = _mm512_sub_epi32(
-                _mm512_load_si512(columns.positions + half * kLanes), _mm512_set1_epi32(start));
-            const __m512i low = shape.window > 0
-                                    ? _mm512_sub_epi32(high, _mm512_set1_epi32(shape.window))
-                                    : _mm512_set1_epi32(-1);
-            pages[half] = {scores + half * kKeys * kLanes,
-                           scratch.weights + half * 2 * kTileBytes,
-                           {low, high},
-                           32 * steps,
-                           c};
-            offsets[half] = raise_maxima<kMasked>(pages[half], states[half], shape.head_size);
+    /// Pages [first, last), all in one batch and in sight of some column.
+    void batch(int32_t first, int32_t last) const {
+        const int32_t head_size = block.shape.head_size, count = last - first;
+        Page pages[kHalves][kBatch];
+        ValuePage values[kBatch];
+        for (int32_t i = 0; i < count; ++i) {
+            for (int32_t half = 0; half < kHalves; ++half)
+                pages[half][i] = page_of(first + i, half);
+            const int32_t keys = pages[0][i].keys, slot = (first + i) % kBatch;
+            values[i] = {packed(first + i) + int64_t{kKeys} * head_size * 2, keys, slot};
+            multiply_scores(packed(first + i), keys, scratch, slot);
         }
-        for (int32_t half = 0; half < kHalves; ++half)
-            soften<kMasked>(pages[half], offsets[half], states[half], next, 4 * half);
-        multiply_values(packed(index) + int64_t{kKeys} * shape.head_size * 2, shape.head_size,
-                        steps, scratch, states);
+        if (!direct)
+            for (int32_t i = 0; i < count; ++i)
+                apply_rule(block.shape, scratch.scores_of(values[i].slot, 0));
+        for (int32_t half = 0; half < kHalves; ++half) {
+            __m512 largest = _mm512_set1_ps(kNothingSeen);
+            for (int32_t i = 0; i < count; ++i) {
+                const Page& page = pages[half][i];
+                largest = page.masked ? largest_scores<true>(page, largest)
+                                      : largest_scores<false>(page, largest);
+            }
+            const __m512 offset = raise_references(largest, c, states[half], head_size);
+            for (int32_t i = 0; i < count; ++i) {
+                const Page& page = pages[half][i];
+                if (page.masked)
+                    soften<true>(page, c, offset, states[half]);
+                else
+                    soften<false>(page, c, offset, states[half]);
+            }
+        }
+        multiply_values(values, count, head_size, scratch, states);
     }
 };
 
@@ -510,26 +529,22 @@ void attend(const PromptBlock& block, std::byte* scratch_base) {
         pack_queries(block, columns, half, scratch);
         if (!block.opens) continue;
         __builtin_memset(states[half].sums, 0, static_cast<size_t>(head_size) * kLanes * 4);
-        _mm512_store_ps(states[half].maxima, _mm512_set1_ps(kNothingSeen));
+        _mm512_store_ps(states[half].references, _mm512_set1_ps(kNothingSeen));
         _mm512_store_ps(states[half].totals, _mm512_setzero_ps());
     }
     const bool direct = shape.softcap <= 0.0f && shape.scale > 0.0f;
     const Walk walk{block,  scratch, columns,
                     states, direct,  (direct ? shape.scale : 1.0f) * kLog2E};
+    const int32_t end =
+        columns.last / kKeys + 1 < block.last_page ? columns.last / kKeys + 1 : block.last_page;
     int32_t page = block.first_page;
     if (shape.window > 0 && columns.first - shape.window + 1 > page * kKeys)
         page = (columns.first - shape.window + 1) / kKeys;
-    if (page < block.last_page) {
-        const ScoreProduct first = walk.product(page);
-        for (int32_t part = 0; part < 8; ++part) first.part(part);
-    }
-    for (; walk.key_steps(page) > 0; ++page) {
-        const bool all_visible = columns.first >= page * kKeys + kKeys - 1 &&
-                                 (shape.window <= 0 || columns.last - shape.window < page * kKeys);
-        if (all_visible)
-            walk.page<false>(page);
-        else
-            walk.page<true>(page);
+    while (page < end) {
+        const int32_t border = (page / kBatch + 1) * kBatch;
+        const int32_t last = border < end ? border : end;
+        walk.batch(page, last);
+        page = last;
     }
     if (!block.closes) return;
     for (int32_t half = 0; half < kHalves; ++half) store_output(block, columns, half, states[half]);

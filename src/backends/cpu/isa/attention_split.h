@@ -132,22 +132,32 @@ struct SplitAttention {
             }
     }
 
+    /// Query heads in groups of kHeads and a rest.
+    template <class Operation>
+    static TESSERA_INLINE void by_heads(int32_t group, Operation operation) {
+        int32_t head = 0;
+        for (; head + kHeads <= group; head += kHeads) operation.template operator()<kHeads>(head);
+        if constexpr (kHeads > 3) {
+            if (group - head == 3) return operation.template operator()<3>(head);
+            if (group - head == 2) return operation.template operator()<2>(head);
+        }
+        if (group - head == 1) operation.template operator()<1>(head);
+    }
+
     static void attend(const SplitBlock& block, float* scores) {
         const int32_t group = block.shape.group, head_size = block.shape.head_size;
         with_dtype(block.keys[block.begin / kKeys].dtype, [&]<DType kType>() {
-            int32_t head = 0;
-            for (; head + kHeads <= group; head += kHeads)
-                products<kType, kHeads>(block, head, scores);
-            for (; head < group; ++head) products<kType, 1>(block, head, scores);
+            by_heads(group, [&]<int32_t kCount>(int32_t head) {
+                products<kType, kCount>(block, head, scores);
+            });
         });
         for (int32_t head = 0; head < group; ++head)
             soften(block, scores + head * kSplitKeys,
                    block.partial + head * partial_floats(head_size) + head_size);
         with_dtype(block.values[block.begin / kKeys].dtype, [&]<DType kType>() {
-            int32_t head = 0;
-            for (; head + kHeads <= group; head += kHeads)
-                values<kType, kHeads>(block, head, scores);
-            for (; head < group; ++head) values<kType, 1>(block, head, scores);
+            by_heads(group, [&]<int32_t kCount>(int32_t head) {
+                values<kType, kCount>(block, head, scores);
+            });
         });
     }
 
