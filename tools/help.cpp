@@ -20,16 +20,20 @@ void append_wrapped(std::string& out, std::string_view text, int at, int indent,
             out += '\n';
             column = 0;
         }
-        for (const std::string& word : split_list(line, ' ')) {
+        const size_t lead = std::min(line.find_first_not_of(' '), line.size());
+        out += std::string(lead, ' ');
+        column += static_cast<int>(lead);
+        for (const std::string& word : split_list(std::string_view(line).substr(lead), ' ')) {
             const int size = static_cast<int>(word.size());
-            if (column > indent && column + 1 + size > width) {
+            const bool starts = column <= indent + static_cast<int>(lead);
+            if (!starts && column + 1 + size > width) {
                 out += '\n';
                 column = 0;
             }
             if (column < indent) {
                 out += pad.substr(static_cast<size_t>(column));
                 column = indent;
-            } else if (column > indent) {
+            } else if (!starts) {
                 out += ' ';
                 ++column;
             }
@@ -63,6 +67,7 @@ std::string option_details(const Option& option) {
 
 std::string usage_line(const Command& command) {
     std::string text = "tessera " + command.name;
+    if (!command.usage.empty()) return text + " " + command.usage + " [flags]";
     for (const Positional& positional : command.positionals)
         text += " " + positional_text(positional);
     return text + " [flags]";
@@ -77,8 +82,8 @@ std::string overview_text(std::span<const Command> commands) {
         "\n"
         "  --version, --completion bash|zsh|fish, help --man, help --markdown\n"
         "\n"
-        "Every flag with a name in capitals can be set by an environment variable TESSERA_ARG_*;\n"
-        "the command line wins. Answers go to stdout, everything else to stderr.\n"
+        "Flags whose help shows {TESSERA_ARG_*} are also read from that environment variable; the\n"
+        "command line wins. Answers go to stdout, everything else to stderr.\n"
         "\n"
         "Exit codes: 0 done, 1 failure, 2 wrong use, 3 model or data file, 4 memory, 5 device,\n"
         "130 interrupted.\n";

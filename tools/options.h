@@ -62,6 +62,7 @@ struct Command {
     std::string name;
     std::string summary;  ///< one line, lower case, no full stop
     std::string description;
+    std::string usage;  ///< the arguments, where the positionals' own names do not say it
     std::vector<Positional> positionals;
     std::vector<OptionSection> sections;
     std::vector<std::string> examples;

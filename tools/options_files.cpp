@@ -144,6 +144,8 @@ Command quantize_command(AllOptions& all) {
     command.description = "Which tensor gets which format follows llama-quantize. Types:\n";
     for (const QuantizeTarget& target : quantize_targets())
         command.description += fmt::format("  {:10} {}\n", target.name, target.about);
+    command.description.pop_back();
+    command.usage = "IN.gguf [OUT.gguf] TYPE [THREADS]";
     command.positionals = {argument_row(all, "IN.gguf", "model to read"),
                            argument_row(all, "OUT.gguf", "model to write"),
                            argument_row(all, "TYPE", "a type by name or number"),

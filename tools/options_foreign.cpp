@@ -16,7 +16,7 @@ struct ForeignFlags {
 
 constexpr std::array kForeign{
     ForeignFlags{"-hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr "
-                 "--docker-repo --offline -cl --cache-list",
+                 "--docker-repo --offline -cl --cache-list --no-mmproj",
                  "download the file first and name it with -m"},
     ForeignFlags{"--mmap --no-mmap --mlock -dio --direct-io -ndio --no-direct-io",
                  "use -lm mmap or -lm none; weights are repacked when they are loaded"},
@@ -50,7 +50,9 @@ constexpr std::array kForeign{
                  "--control-vector-layer-range",
                  "merge adapters into the model file first"},
     ForeignFlags{"-md --model-draft --spec-type --spec-draft-n-max --spec-draft-n-min "
-                 "--spec-draft-p-min --draft --draft-max --draft-min",
+                 "--spec-draft-p-min --draft --draft-max --draft-min "
+                 "--spec-draft-type-k -ctkd --cache-type-k-draft --spec-draft-type-v -ctvd "
+                 "--cache-type-v-draft",
                  "there is no speculative decoding yet"},
     ForeignFlags{"-i --interactive -if --interactive-first -mli --multiline-input --in-prefix "
                  "--in-suffix --in-prefix-bos --simple-io",
@@ -63,10 +65,12 @@ constexpr std::array kForeign{
                  "one sequence at a time"},
     ForeignFlags{"--reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget "
                  "--reasoning-budget-message --reasoning-preserve --no-jinja "
-                 "--skip-chat-parsing",
+                 "--skip-chat-parsing --no-skip-chat-parsing --no-reasoning-preserve",
                  "set the template's own variables with --chat-template-kwargs"},
     ForeignFlags{"--log-disable --log-file --log-jsonl --log-colors -lv --verbosity "
-                 "--log-verbosity --log-verbose --log-prefix --log-timestamps -ptc "
+                 "--log-verbosity --log-verbose --log-prefix --log-timestamps --no-log-jsonl "
+                 "--no-log-prefix "
+                 "--no-log-timestamps -ptc "
                  "--print-token-count",
                  "redirect stderr; -v says more"},
     ForeignFlags{"--imatrix --include-weights --exclude-weights",

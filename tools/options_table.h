@@ -35,9 +35,9 @@ struct AllOptions {
     HelpOptions help;
 
     std::vector<std::string> notes;
-    bool escape = true;                   ///< run: process \n and the like in texts
-    bool model_flag = false;              ///< run: -m was on the command line
-    std::vector<std::string> arguments;   ///< positionals whose meaning depends on their number
+    bool escape = true;                  ///< run: process \n and the like in texts
+    bool model_flag = false;             ///< run: -m was on the command line
+    std::vector<std::string> arguments;  ///< positionals whose meaning depends on their number
 };
 
 /// The table. The rows point into `all`, which must outlive them and not move.

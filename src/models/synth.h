@@ -20,8 +20,9 @@ struct SynthSpec {
     std::string shape = "tiny";          ///< see synth_shapes()
     DType type = DType::kNVFP4;          ///< of the matrices; vectors are F32
     uint64_t seed = 1;
-    std::string vocab_from;  ///< GGUF file whose tokenizer (and vocabulary size) to take; "": bytes
-    int32_t threads = 0;     ///< 0: one per core
+    std::string vocab_from =
+        {};               ///< GGUF file whose tokenizer (and vocabulary size) to take; "": bytes
+    int32_t threads = 0;  ///< 0: one per core
 };
 
 /// Names of the shapes and architectures that SynthSpec accepts.

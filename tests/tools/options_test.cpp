@@ -1,0 +1,264 @@
+// The command line: what people type by habit is understood or refused by name, never ignored.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tools/help.h"
+#include "tools/options_table.h"
+
+namespace tessera {
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+/// Parses "run -m x"; returns the message of the failure, or "".
+std::string parse(AllOptions& all,
+                  const std::vector<std::string>& words,
+                  const Environment& environment = {}) {
+    const std::vector<Command> commands = describe_commands(all);
+    const EnvLookup env = [&](const std::string& name) {
+        const auto found = environment.find(name);
+        return found == environment.end() ? nullptr : found->second.c_str();
+    };
+    try {
+        const Command& command = find_command(commands, words.front());
+        parse_command(command, commands, std::span(words).subspan(1), env);
+    } catch (const UserError& error) {
+        EXPECT_EQ(error.code(), ExitCode::kUsage);
+        return error.what();
+    }
+    return "";
+}
+
+std::string failure(const std::vector<std::string>& words, const Environment& environment = {}) {
+    AllOptions all;
+    const std::string message = parse(all, words, environment);
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    return message;
+}
+
+// Guards against a benchmark command that people paste from llama.cpp threads being refused.
+TEST(Options, TakesBenchmarkCommandsAsTyped) {
+    AllOptions all;
+    EXPECT_EQ(parse(all, {"bench", "-m", "x.gguf", "-p", "8192", "-n", "0", "-b", "16384", "-ub",
+                          "2048", "-r", "7", "-fa", "1", "-lm", "none"}),
+              "");
+    EXPECT_EQ(all.bench.n_prompt, std::vector<int32_t>{8192});
+    EXPECT_EQ(all.bench.n_gen, std::vector<int32_t>{0});
+    EXPECT_EQ(all.bench.batch, std::vector<int32_t>{16384});
+    EXPECT_EQ(all.bench.ubatch, std::vector<int32_t>{2048});
+    EXPECT_EQ(all.bench.repetitions, 7);
+    EXPECT_EQ(all.bench.flash_attn, std::vector<int32_t>{1});
+    EXPECT_EQ(all.bench.load_mode, std::vector<std::string>{"none"});
+    EXPECT_TRUE(all.notes.empty());
+}
+
+// Guards against lists and ranges that expand differently from llama-bench's documentation.
+TEST(Options, ExpandsListsAndRanges) {
+    AllOptions all;
+    EXPECT_EQ(parse(all, {"bench", "-m", "a,b", "-p", "512,1024", "-p", "1-3", "-d", "0-4096+2048",
+                          "-ub", "128-1024*2", "-pg", "512,128", "-pg", "64,8", "-ctk", "f16,q8_0",
+                          "-fa", "on,off,auto"}),
+              "");
+    EXPECT_EQ(all.bench.models, (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(all.bench.n_prompt, (std::vector<int32_t>{512, 1024, 1, 2, 3}));
+    EXPECT_EQ(all.bench.n_depth, (std::vector<int32_t>{0, 2048, 4096}));
+    EXPECT_EQ(all.bench.ubatch, (std::vector<int32_t>{128, 256, 512, 1024}));
+    EXPECT_EQ(all.bench.prompt_gen,
+              (std::vector<std::pair<int32_t, int32_t>>{{512, 128}, {64, 8}}));
+    EXPECT_EQ(all.bench.type_k, (std::vector<DType>{DType::kF16, DType::kQ8_0}));
+    EXPECT_EQ(all.bench.flash_attn, (std::vector<int32_t>{1, 0, -1}));
+    EXPECT_EQ(all.bench.n_gen, std::vector<int32_t>{128}) << "an untouched list keeps its default";
+}
+
+// Guards against the environment winning over the command line, or a list mixing both.
+TEST(Options, CommandLineBeatsEnvironment) {
+    AllOptions all;
+    EXPECT_EQ(parse(all, {"run", "-c", "100", "-p", "hi"},
+                    {{"TESSERA_ARG_MODEL", "env.gguf"},
+                     {"TESSERA_ARG_CTX_SIZE", "7"},
+                     {"TESSERA_ARG_PERF", "Disabled"},
+                     {"TESSERA_ARG_CACHE_TYPE_K", "Q8_0"}}),
+              "");
+    EXPECT_EQ(all.run.engine.model_path, "env.gguf");
+    EXPECT_EQ(all.run.engine.context, 100);
+    EXPECT_FALSE(all.run.show_stats);
+    EXPECT_EQ(all.run.engine.type_k, DType::kQ8_0);
+    AllOptions lists;
+    EXPECT_EQ(parse(lists, {"bench", "-m", "x", "-t", "3,4"}, {{"TESSERA_ARG_THREADS", "1,2"}}),
+              "");
+    EXPECT_EQ(lists.bench.threads, (std::vector<int32_t>{3, 4}));
+    EXPECT_EQ(failure({"run", "x"}, {{"TESSERA_ARG_CTX_SIZE", "big"}}),
+              "run: TESSERA_ARG_CTX_SIZE: 'big' is not a whole number");
+    EXPECT_EQ(failure({"run", "x"}, {{"TESSERA_ARG_PERF", "maybe"}}),
+              "run: TESSERA_ARG_PERF: 'maybe' is neither on nor off");
+}
+
+// Guards against a positional model overriding -m, or the prompt being taken for a model.
+TEST(Options, PositionalsOfRunDependOnTheModelFlag) {
+    AllOptions one;
+    EXPECT_EQ(parse(one, {"run", "a.gguf", "hello\\n"}), "");
+    EXPECT_EQ(one.run.engine.model_path, "a.gguf");
+    EXPECT_EQ(one.run.prompt, "hello\n");
+    AllOptions two;
+    EXPECT_EQ(parse(two, {"run", "hello\\n", "-m", "b.gguf", "--no-escape"}), "");
+    EXPECT_EQ(two.run.engine.model_path, "b.gguf");
+    EXPECT_EQ(two.run.prompt, "hello\\n");
+    AllOptions three;
+    EXPECT_EQ(parse(three, {"run", "c.gguf"}, {{"TESSERA_ARG_MODEL", "env.gguf"}}), "");
+    EXPECT_EQ(three.run.engine.model_path, "c.gguf");
+    AllOptions dashes;
+    EXPECT_EQ(parse(dashes, {"run", "-m", "d.gguf", "-r", "User:", "-r", "\\n\\n", "--", "-p"}),
+              "");
+    EXPECT_EQ(dashes.run.prompt, "-p");
+    EXPECT_EQ(dashes.run.stops, (std::vector<std::string>{"User:", "\n\n"}));
+}
+
+// Guards against llama-quantize's form without an output name being misread.
+TEST(Options, QuantizeTakesItsArgumentsAsLlamaQuantize) {
+    AllOptions all;
+    EXPECT_EQ(parse(all, {"quantize", "--pure", "dir/in.gguf", "out.gguf", "nvfp4", "3",
+                          "--tensor-type", "attn_v=q8_0", "--override-kv", "a.b=int:5"}),
+              "");
+    EXPECT_EQ(all.quantize.output, "out.gguf");
+    EXPECT_EQ(all.quantize.target->dtype, DType::kNVFP4);
+    EXPECT_EQ(all.quantize.threads, 3);
+    EXPECT_TRUE(all.quantize.pure);
+    EXPECT_EQ(all.quantize.tensor_types.front().second, DType::kQ8_0);
+    EXPECT_EQ(std::get<int64_t>(all.quantize.kv_overrides.front().second.value), 5);
+    AllOptions without;
+    EXPECT_EQ(parse(without, {"quantize", "dir/in.gguf", "Q4_K"}), "");
+    EXPECT_EQ(without.quantize.output, "dir/ggml-model-Q4_K.gguf");
+    AllOptions number;
+    EXPECT_EQ(parse(number, {"quantize", "in.gguf", "out.gguf", "7"}), "");
+    EXPECT_EQ(number.quantize.target->name, "Q8_0");
+}
+
+TEST(Options, NamesTheNearestKnownWord) {
+    EXPECT_EQ(failure({"quantise"}), "unknown command 'quantise'; did you mean 'quantize'?");
+    EXPECT_EQ(failure({"run", "x", "--tempp", "1"}),
+              "run: unknown flag --tempp; did you mean --temp?");
+    EXPECT_EQ(failure({"run", "x", "--chunks", "1"}),
+              "run: unknown flag --chunks (it is a flag of 'tessera perplexity')");
+    EXPECT_EQ(failure({"bench", "-m", "x", "-o", "jsonn"}),
+              "bench: -o: unknown value 'jsonn'; did you mean json? (known: md, csv, json, jsonl)");
+    EXPECT_EQ(
+        failure({"run", "x", "--act", "nvpf4"}),
+        "run: --act: unknown value 'nvpf4'; did you mean nvfp4? (known: auto, f32, bf16, int8, "
+        "nvfp4)");
+    EXPECT_NE(failure({"quantize", "a", "b", "NVFP5"}).find("did you mean NVFP4?"),
+              std::string::npos);
+}
+
+TEST(Options, RefusesSenselessValues) {
+    EXPECT_EQ(failure({"run", "x", "-c", "12k"}), "run: -c: '12k' is not a whole number");
+    EXPECT_EQ(failure({"run", "x", "-c", "99999999999999999999"}),
+              "run: -c: '99999999999999999999' is not a whole number");
+    EXPECT_EQ(failure({"run", "x", "--top-p", "1.5"}),
+              "run: --top-p: 1.5 is out of range, it must be from 0 to 1");
+    EXPECT_EQ(failure({"run", "x", "--temp", "nan"}), "run: --temp: 'nan' is not a number");
+    EXPECT_EQ(failure({"run", "x", "--temp", ""}), "run: --temp: '' is not a number");
+    EXPECT_EQ(failure({"run", "x", "-ub", "0"}),
+              "run: -ub: 0 is out of range, it must be from 1 to 1048576");
+    EXPECT_EQ(failure({"run", "x", "-m"}), "run: -m needs a value");
+    EXPECT_EQ(failure({"run", "x", "-m", "-p"}),
+              "run: -m needs a value, found the flag -p; --model=-p takes it literally");
+    EXPECT_EQ(failure({"bench", "-m", "x", "-p", "5-3"}),
+              "bench: -p: the range '5-3' runs backwards");
+    EXPECT_EQ(failure({"bench", "-m", "x", "-p", "0-8*2"}),
+              "bench: -p: the range '0-8*2' never leaves 0");
+    EXPECT_EQ(failure({"bench", "-m", "x", "-p", "1-1000000"}),
+              "bench: -p: more than 10000 values");
+    EXPECT_EQ(failure({"bench", "-m", "x", "-pg", "512"}), "bench: -pg: '512' is not P,N");
+    EXPECT_EQ(failure({"bench", "--synth", "llama"}),
+              "bench: --synth: 'llama' is not ARCH:SHAPE or ARCH:SHAPE:TYPE");
+    EXPECT_EQ(failure({"quantize", "a", "b", "NVFP4", "--override-kv", "a=u8:1"}),
+              "quantize: --override-kv: unknown type 'u8' (known: int, float, bool, str)");
+}
+
+TEST(Options, RefusesContradictionsAndMissingParts) {
+    EXPECT_EQ(failure({"run"}), "run: no model; give a GGUF file with -m");
+    EXPECT_EQ(failure({"run", "x", "-p", "a", "-f", "b"}), "run: --prompt and --file contradict");
+    EXPECT_EQ(failure({"run", "x", "y", "-p", "a"}), "run: the prompt is given twice");
+    EXPECT_EQ(failure({"run", "x", "y", "z"}), "run: unexpected argument 'z'");
+    EXPECT_EQ(failure({"perplexity", "-m", "x", "-f", "t", "--kl-divergence"}),
+              "perplexity: --kl-divergence needs --kl-divergence-base FILE");
+    EXPECT_EQ(failure({"tokenize", "-m", "x"}),
+              "tokenize: no text; give it with -p, -f or --stdin");
+    EXPECT_EQ(failure({"synth", "llama", "tiny"}),
+              "synth: OUT.gguf is missing; see 'tessera help synth'");
+    EXPECT_EQ(failure({"quantize", "a"}),
+              "quantize: too few arguments, expected IN.gguf OUT.gguf TYPE");
+}
+
+// Guards against -ngl 99, typed by habit, being an error or passing in silence.
+TEST(Options, SaysOnceThatThereIsNoGpu) {
+    AllOptions all;
+    EXPECT_EQ(parse(all, {"bench", "-m", "x", "-ngl", "0,99", "-ngl", "99"}), "");
+    EXPECT_EQ(all.notes.size(), 1u);
+    AllOptions none;
+    EXPECT_EQ(parse(none, {"run", "x", "-ngl", "0"}), "");
+    EXPECT_TRUE(none.notes.empty());
+}
+
+bool is_flag_of(const Command& command, const std::string& flag) {
+    for (const OptionSection& section : command.sections) {
+        for (const Option& option : section.options) {
+            for (const auto* names : {&option.flags, &option.negations})
+                if (std::find(names->begin(), names->end(), flag) != names->end()) return true;
+        }
+    }
+    return flag == "-h" || flag == "--help" || flag == "--usage" || flag == "--version";
+}
+
+// Guards against a flag of llama.cpp that is neither understood nor refused with what to do.
+TEST(Options, KnowsEveryFlagOfLlamaCpp) {
+    AllOptions all;
+    const std::vector<Command> commands = describe_commands(all);
+    std::ifstream list(TESSERA_TEST_DATA "/tools/llama_flags.txt");
+    std::string name;
+    std::string flag;
+    int count = 0;
+    while (list >> name >> flag) {
+        ++count;
+        bool known = foreign_flag_hint(flag).has_value();
+        for (const Command& command : commands) known = known || is_flag_of(command, flag);
+        EXPECT_TRUE(known) << name << " " << flag;
+    }
+    EXPECT_GT(count, 300);
+}
+
+// Guards against two rows of one command that claim the same flag or variable: the second is dead.
+TEST(Options, NoFlagIsDescribedTwice) {
+    AllOptions all;
+    for (const Command& command : describe_commands(all)) {
+        std::set<std::string> seen{"-h", "--help"};
+        std::set<std::string> variables;
+        for (const OptionSection& section : command.sections) {
+            for (const Option& option : section.options) {
+                for (const auto* names : {&option.flags, &option.negations})
+                    for (const std::string& flag : *names)
+                        EXPECT_TRUE(seen.insert(flag).second) << command.name << " " << flag;
+                EXPECT_FALSE(option.help.empty()) << option.flags.back();
+                if (option.env.empty()) continue;
+                EXPECT_TRUE(variables.insert(option.env).second) << command.name << option.env;
+                EXPECT_EQ(option.env.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_"),
+                          std::string::npos);
+            }
+        }
+    }
+}
+
+TEST(Options, UnescapesLikeC) {
+    EXPECT_EQ(unescape("a\\nb\\t\\\\n\\x41\\q\\"), "a\nb\t\\nA\\q\\");
+    EXPECT_EQ(unescape("\\x4"), "\\x4");
+    EXPECT_EQ(unescape("\\xzz"), "\\xzz");
+}
+
+}  // namespace
+}  // namespace tessera
