@@ -112,7 +112,7 @@ TEST_F(Program, MakesQuantizesAndInspectsAModel) {
     EXPECT_NE(json.out.find("\"kv_bytes\": 1572864"), std::string::npos) << json.out;
     EXPECT_EQ(json.out.find("blk.1"), std::string::npos);
     const Outcome ids = run("tokenize -m b.gguf -p 'the ab' --ids --show-count");
-    EXPECT_EQ(ids.out, "[258, 68, 220, 64, 65]\nTotal number of tokens: 5\n") << ids.err;
+    EXPECT_EQ(ids.out, "[258, 101, 32, 97, 98]\nTotal number of tokens: 5\n") << ids.err;
 }
 
 TEST_F(Program, ExplainsItself) {
