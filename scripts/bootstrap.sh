@@ -7,7 +7,7 @@ set -euo pipefail
 
 packages=(
     ca-certificates g++ cmake ninja-build pkg-config python3 python3-pip unzip
-    libfmt-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libutf8proc-dev libgtest-dev
+    libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libgtest-dev
 )
 if [[ ${1:-} == --dev ]]; then
     packages+=(clang clang-format-14 libclang-rt-14-dev g++-aarch64-linux-gnu qemu-user)

@@ -104,25 +104,13 @@ std::vector<int64_t> shape_of(const GgufTensor& tensor) {
 
 struct Estimate {
     int32_t context = 0;
-    int64_t weights = 0;
-    int64_t kv = 0;
+    MemoryPlan plan;
 };
 
-/// What an engine with these options would take; the passes' own memory is small beside it and
-/// known only to the backend.
-Estimate estimate_memory(const GgufFile& file,
-                         Model& model,
-                         const Ops& ops,
-                         const EngineOptions& options) {
-    Estimate estimate;
-    estimate.context = options.context > 0 ? options.context : model.info().train_context;
-    estimate.weights = planned_weight_bytes(file, model, ops);
-    const int64_t pages = (int64_t{estimate.context} + kPageTokens - 1) / kPageTokens;
-    for (const KvSpec& spec : model.kv_layers()) {
-        const int64_t values = pages * kPageTokens * spec.kv_heads * spec.head_size;
-        estimate.kv += dtype_bytes(options.type_k, values) + dtype_bytes(options.type_v, values);
-    }
-    return estimate;
+/// What an engine with these options would take.
+Estimate estimate_memory(const GgufFile& file, const Model& model, const EngineOptions& options) {
+    return {.context = options.context > 0 ? options.context : model.info().train_context,
+            .plan = plan_memory(options, GgufFile::open(file.path()))};
 }
 
 void print_keys(const GgufFile& file) {
@@ -169,12 +157,13 @@ void print_text(const GgufFile& file,
         info.description, info.layers, info.width, info.heads, info.kv_heads, info.head_size,
         info.ffn, info.vocab, info.parameters,
         8.0 * static_cast<double>(info.tensor_bytes) / static_cast<double>(info.parameters)));
+    const MemoryPlan& plan = estimate.plan;
     print(
         fmt::format("\nMemory for a context of {} tokens (-c), cache {}/{} (-ctk, -ctv)\n"
-                    "  weights {}, cache {}, together {}\n",
+                    "  weights {}, cache {}, compute {}, together {}\n",
                     estimate.context, dtype_info(options.engine.type_k).name,
-                    dtype_info(options.engine.type_v).name, bytes(estimate.weights),
-                    bytes(estimate.kv), bytes(estimate.weights + estimate.kv)));
+                    dtype_info(options.engine.type_v).name, bytes(plan.weight_bytes),
+                    bytes(plan.kv_bytes), bytes(plan.compute_bytes), bytes(plan.total())));
 }
 
 void add_model(Json& json, Model& model, const Estimate& estimate) {
@@ -192,8 +181,9 @@ void add_model(Json& json, Model& model, const Estimate& estimate) {
                      {"vocab", info.vocab},
                      {"train_context", info.train_context}};
     json["memory"] = {{"context", estimate.context},
-                      {"weight_bytes", estimate.weights},
-                      {"kv_bytes", estimate.kv}};
+                      {"weight_bytes", estimate.plan.weight_bytes},
+                      {"kv_bytes", estimate.plan.kv_bytes},
+                      {"compute_bytes", estimate.plan.compute_bytes}};
 }
 
 Json json_of(const GgufFile& file, const InspectOptions& options) {
@@ -245,7 +235,7 @@ int run_inspect(const InspectOptions& options) {
         std::string problem;
         try {
             model = make_model(file);
-            estimate = estimate_memory(file, *model, *ops, options.engine);
+            estimate = estimate_memory(file, *model, options.engine);
         } catch (const UserError& error) {
             model.reset();
             problem = error.what();

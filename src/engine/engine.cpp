@@ -68,7 +68,9 @@ struct Engine::Impl {
     void check_kv_types() const;
     int64_t kv_bytes_per_token() const;
     size_t plan_arena();
+    void describe();
     void make_plan();
+    void check_memory() const;
     void load();
     void load_text();
     void make_kv();
@@ -165,6 +167,9 @@ void Engine::Impl::make_plan() {
     arena_bytes = plan_arena();
     plan.compute_bytes =
         static_cast<int64_t>(arena_bytes) + int64_t{options.sequences} * model->info().vocab * 4;
+}
+
+void Engine::Impl::check_memory() const {
     const int64_t limit =
         options.memory_limit_bytes > 0 ? options.memory_limit_bytes : available_memory_bytes();
     if (limit > 0 && plan.total() > limit)
@@ -204,12 +209,18 @@ void Engine::Impl::load_text() {
     tokenizer.emplace(std::move(source), file.path());
 }
 
-void Engine::Impl::load() {
+/// Everything that is known without the weights.
+void Engine::Impl::describe() {
     model = make_model(file);
     ops = make_ops(options.backend);
     prepare_options();
-    if (options.load_text) load_text();
     make_plan();
+}
+
+void Engine::Impl::load() {
+    describe();
+    if (options.load_text) load_text();
+    check_memory();
     load_weights(file, *model, *ops, [&](int64_t done, int64_t total) {
         if (options.progress) options.progress("loading", done, total);
     });
@@ -322,6 +333,12 @@ Engine::Engine(const EngineOptions& options, GgufFile file)
 
 Engine::~Engine() {
     check(!impl_ || impl_->open_sequences == 0, "engine destroyed before its sequences");
+}
+
+MemoryPlan plan_memory(const EngineOptions& options, GgufFile file) {
+    Engine::Impl impl(options, std::move(file));
+    impl.describe();
+    return impl.plan;
 }
 
 const ModelInfo& Engine::info() const {

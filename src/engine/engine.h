@@ -59,6 +59,11 @@ struct MemoryPlan {
     int64_t total() const { return weight_bytes + kv_bytes + compute_bytes; }
 };
 
+/// The plan of an Engine with these options (context and the like defaulted as it would), without
+/// loading anything and without asking whether it fits. UserError as the constructor of Engine, but
+/// for kMemory.
+MemoryPlan plan_memory(const EngineOptions& options, GgufFile file);
+
 /// The state of one conversation: its key/value pages and how many tokens they hold. Created by
 /// Engine; moves only.
 class Sequence {
@@ -122,6 +127,7 @@ class Engine {
 
   private:
     friend class Sequence;
+    friend MemoryPlan plan_memory(const EngineOptions& options, GgufFile file);
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };

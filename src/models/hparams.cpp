@@ -124,7 +124,7 @@ Hparams read_hparams(const GgufFile& file, const std::string& architecture) {
         static_cast<float>(1.0 / std::sqrt(static_cast<double>(info.head_size)));
     read_rope(file, prefix, hparams);
     for (const GgufTensor& tensor : file.tensors()) {
-        info.parameters += tensor.elements();
+        if (!tensor.name.ends_with("scale")) info.parameters += tensor.elements();
         info.tensor_bytes += tensor.bytes;
     }
     info.description =
