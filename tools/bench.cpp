@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "engine/machine.h"
 #include "tools/bench_result.h"
 #include "tools/terminal.h"
 #include "tools/version.h"
@@ -186,26 +187,26 @@ class Sources {
             engine.model_path = options_.models[index];
             return std::make_unique<Engine>(engine);
         }
-        if (made_ != index) {
+        if (made_ != static_cast<int64_t>(index)) {
             bytes_.clear();
             bytes_ = synth_gguf(options_.synth[index - options_.models.size()],
                                 [&](int64_t done, int64_t total) {
                                     if (engine.progress) bar.update("making", done, total);
                                 });
-            made_ = index;
+            made_ = static_cast<int64_t>(index);
         }
         return std::make_unique<Engine>(engine, GgufFile::parse(bytes_, name(index)));
     }
 
     const BenchOptions& options_;
     std::vector<std::byte> bytes_;
-    std::optional<size_t> made_;
+    int64_t made_ = -1;  ///< index that bytes_ belongs to
 };
 
 BenchResult describe(const BenchTest& test, const Engine& engine, std::string_view backend) {
     BenchResult result;
     result.test = test;
-    result.test.threads = engine.options().backend.threads;
+    if (test.threads == 0) result.test.threads = physical_cores();
     result.build_commit = build_commit();
     result.build_number = build_number();
     result.cpu_info = proc_value("/proc/cpuinfo", "model name");

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "engine/machine.h"
 #include "tools/perplexity_file.h"
 #include "tools/perplexity_stats.h"
 #include "tools/text_input.h"
@@ -237,6 +238,7 @@ std::vector<int32_t> read_tokens(const PerplexityOptions& options,
 /// The options that the engine gets: one sequence for each window that runs at a time.
 EngineOptions engine_options(const PerplexityOptions& options, const LogitsReader* base) {
     EngineOptions engine = options.engine;
+    if (engine.backend.threads <= 0) engine.backend.threads = physical_cores();
     if (base != nullptr) engine.context = base->header().context;
     if (engine.context < 4) throw UserError(ExitCode::kUsage, "-c: chunks need at least 4 tokens");
     engine.sequences = std::clamp(engine.batch / engine.context, 1, 64);
