@@ -31,6 +31,7 @@ struct Product {
     int64_t blocks;  ///< row blocks of each weight
     const ActView& view;
     int64_t rows;
+    bool prompt;
     Sink sink;
 
     int count() const { return sink.gated ? 2 : 1; }
@@ -51,8 +52,9 @@ bool holds_bf16(ActFormat format) {
     return format == ActFormat::kBF16 || format == ActFormat::kNvfp4;
 }
 
-bool uses_panels(const LinearKernels& kernels, const Weight& weight, ActFormat act, bool prompt) {
-    return prompt && kernels.panels != nullptr && weight.format != DType::kF32 && holds_bf16(act);
+bool uses_panels(const Product& product) {
+    return product.prompt && product.kernels.panels != nullptr &&
+           product.weights[0].format != DType::kF32 && holds_bf16(product.view.format);
 }
 
 /// Tile kernels: column tiles, and where these are few also ranges of tokens, dealt out in order.
@@ -312,6 +314,60 @@ std::array<Family, 2> families(const Exec& ex, int64_t rows) {
     return {Family{true, 0, prompt}, Family{false, prompt, rows - prompt}};
 }
 
+/// A product of `weight` (and `up`, or null) with one family of the rows of `x`; its sink is empty.
+Product product_of(const LinearKernels& kernels,
+                   ThreadPool& pool,
+                   const GemmInput& x,
+                   const Weight& weight,
+                   const Weight* up,
+                   const Family& family) {
+    const ActView& view = family.prompt ? find_view(x.prompt, weight.wants.prompt)
+                                        : find_view(x.generated, weight.wants.generated);
+    Product product{.kernels = kernels,
+                    .pool = pool,
+                    .weights = {view_of(weight), up == nullptr ? PackedView{} : view_of(*up)},
+                    .units = (weight.cols + kUnitCols - 1) / kUnitCols,
+                    .cols = weight.cols,
+                    .blocks = (weight.rows + kBlockRows - 1) / kBlockRows,
+                    .view = view,
+                    .rows = family.rows,
+                    .prompt = family.prompt,
+                    .sink = {}};
+    product.sink.row_scales = view.row_scales.as<float>();
+    return product;
+}
+
+void run(Exec& ex, const Product& product) {
+    if (uses_panels(product))
+        run_panels(ex, product);
+    else
+        run_rows(ex, product);
+}
+
+/// Multiply-adds of one weight.
+double work_of(const Product& product) {
+    return static_cast<double>(product.rows * product.weights[0].rows * product.cols);
+}
+double act_bytes(const Product& product) {
+    return 4 * static_cast<double>(product.rows * (product.weights[0].rows + product.cols));
+}
+
+/// Points the sink of a gated product at the view of `input` that its consumer wants, padding
+/// zeroed.
+void aim_at_view(const Product& product, const ActView& target, Sink& sink) {
+    if (target.format == ActFormat::kF32) {
+        sink.out = target.values.as<float>();
+        sink.out_stride = target.values.stride[0];
+        return;
+    }
+    sink.out_bf16 = target.values.as<uint16_t>();
+    sink.bf16_stride = target.values.stride[0];
+    if (sink.out_bf16 == nullptr) return;  // planning
+    for (int64_t t = 0; t < product.rows; ++t)
+        std::fill(sink.out_bf16 + t * sink.bf16_stride + product.weights[0].rows,
+                  sink.out_bf16 + (t + 1) * sink.bf16_stride, uint16_t{0});
+}
+
 }  // namespace
 
 void CpuOps::linear(Exec& ex,
@@ -326,37 +382,18 @@ void CpuOps::linear(Exec& ex,
     check(bias.absent() || bias.elements() == weight.rows, "linear: bias");
     for (const Family& family : families(ex, x.rows)) {
         if (family.rows == 0) continue;
-        const ActView& view = family.prompt ? find_view(x.prompt, weight.wants.prompt)
-                                            : find_view(x.generated, weight.wants.generated);
-        Product product{.kernels = *linear_->kernels,
-                        .pool = pool_,
-                        .weights = {view_of(weight), {}},
-                        .units = (weight.cols + kUnitCols - 1) / kUnitCols,
-                        .cols = weight.cols,
-                        .blocks = (weight.rows + kBlockRows - 1) / kBlockRows,
-                        .view = view,
-                        .rows = family.rows,
-                        .sink = {}};
-        product.sink.row_scales = view.row_scales.as<float>();
+        Product product = product_of(*linear_->kernels, pool_, x, weight, nullptr, family);
         product.sink.bias = bias.as<float>();
-        if (!ex.planning()) product.sink.out = out.row<float>(family.first);
         product.sink.out_stride = out.stride[0];
         product.sink.add = accumulate == Accumulate::kAdd;
-        const auto run = [&] {
-            if (uses_panels(*linear_->kernels, weight, view.format, family.prompt))
-                run_panels(ex, product);
-            else
-                run_rows(ex, product);
-        };
         if (ex.planning()) {
-            run();
+            run(ex, product);
             continue;
         }
-        const double elements = static_cast<double>(family.rows * (weight.rows + weight.cols));
-        const double products = static_cast<double>(family.rows * weight.rows * weight.cols);
-        const Timed timed(*this, linear_->label(weight.format, family.prompt), 2 * products,
-                          packed_bytes(weight) + 4 * elements);
-        run();
+        product.sink.out = out.row<float>(family.first);
+        const Timed timed(*this, linear_->label(weight.format, family.prompt), 2 * work_of(product),
+                          packed_bytes(weight) + act_bytes(product));
+        run(ex, product);
     }
 }
 
@@ -364,12 +401,11 @@ GemmInput CpuOps::linear_glu(
     Exec& ex, const GemmInput& x, const Weight& gate, const Weight& up, Glu kind, ActWants wants) {
     constexpr uint8_t kF32 = 1u << static_cast<unsigned>(ActFormat::kF32);
     constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
-    check(gate.rows == up.rows && gate.cols == up.cols, "linear_glu: shapes");
-    const LinearKernels& kernels = *linear_->kernels;
-    // One kernel call serves both weights: they must take the same activations and kernels.
-    if (gate.wants != up.wants || (gate.format == DType::kF32) != (up.format == DType::kF32))
-        return Ops::linear_glu(ex, x, gate, up, kind, wants);
-    check(gate.experts == 1 && up.experts == 1 && x.cols == gate.cols, "linear_glu: shapes");
+    // One kernel call serves both weights.
+    if (gate.format != up.format) return Ops::linear_glu(ex, x, gate, up, kind, wants);
+    check(gate.rows == up.rows && gate.cols == up.cols && gate.experts == 1 && up.experts == 1 &&
+              x.cols == gate.cols,
+          "linear_glu: shapes");
     bool direct = true;
     for (const Family& family : families(ex, x.rows)) {
         const uint8_t wanted = family.prompt ? wants.prompt : wants.generated;
@@ -383,52 +419,23 @@ GemmInput CpuOps::linear_glu(
         gated = ex.arena.allocate(DType::kF32, {x.rows, gate.rows});
     for (const Family& family : families(ex, x.rows)) {
         if (family.rows == 0) continue;
-        const ActView& view = family.prompt ? find_view(x.prompt, gate.wants.prompt)
-                                            : find_view(x.generated, gate.wants.generated);
-        Product product{.kernels = kernels,
-                        .pool = pool_,
-                        .weights = {view_of(gate), view_of(up)},
-                        .units = (gate.cols + kUnitCols - 1) / kUnitCols,
-                        .cols = gate.cols,
-                        .blocks = (gate.rows + kBlockRows - 1) / kBlockRows,
-                        .view = view,
-                        .rows = family.rows,
-                        .sink = {}};
-        Sink& sink = product.sink;
-        sink.row_scales = view.row_scales.as<float>();
-        sink.gated = true;
-        sink.kind = kind;
-        const ActView& target = family.prompt ? input.prompt[0] : input.generated[0];
-        if (!direct) {
-            if (!ex.planning()) sink.out = gated.row<float>(family.first);
-            sink.out_stride = gate.rows;
-        } else if (target.format == ActFormat::kF32) {
-            sink.out = target.values.as<float>();
-            sink.out_stride = target.values.stride[0];
+        Product product = product_of(*linear_->kernels, pool_, x, gate, &up, family);
+        product.sink.gated = true;
+        product.sink.kind = kind;
+        if (direct) {
+            const ActView& view = family.prompt ? input.prompt[0] : input.generated[0];
+            aim_at_view(product, view, product.sink);
         } else {
-            sink.out_bf16 = target.values.as<uint16_t>();
-            sink.bf16_stride = target.values.stride[0];
+            if (!ex.planning()) product.sink.out = gated.row<float>(family.first);
+            product.sink.out_stride = gate.rows;
         }
-        if (!ex.planning() && sink.out_bf16 != nullptr)
-            for (int64_t t = 0; t < family.rows; ++t)
-                std::fill(sink.out_bf16 + t * sink.bf16_stride + gate.rows,
-                          sink.out_bf16 + (t + 1) * sink.bf16_stride, uint16_t{0});
-        const auto run = [&] {
-            if (uses_panels(kernels, gate, view.format, family.prompt))
-                run_panels(ex, product);
-            else
-                run_rows(ex, product);
-        };
         if (ex.planning()) {
-            run();
+            run(ex, product);
             continue;
         }
-        const double rows = static_cast<double>(family.rows);
-        const double work = rows * static_cast<double>(gate.rows * gate.cols);
-        const Timed timed(*this, linear_->label(gate.format, family.prompt), 4 * work,
-                          packed_bytes(gate) + packed_bytes(up) +
-                              4 * rows * static_cast<double>(gate.rows + gate.cols));
-        run();
+        const Timed timed(*this, linear_->label(gate.format, family.prompt), 4 * work_of(product),
+                          packed_bytes(gate) + packed_bytes(up) + act_bytes(product));
+        run(ex, product);
     }
     return direct ? input : prepare(ex, gated, wants);
 }

@@ -3,22 +3,27 @@
 // activations of a pass go by, 32 at a time: 2 x 2 accumulator tiles, four tile loads for four tile
 // products. Activations are read where prepare() put them: rows of an odd number of cache lines.
 //
-// The next panel is decoded between the tile products of this one: tile products leave the vector
-// ports idle, and the decoder needs only them. A sum runs over the columns in order, whatever the
-// number of rows, so results do not depend on the batch. Rejected: carrying sums through memory
-// every 512 columns so that a panel stays in the first-level cache (no faster here), software
-// prefetch of activations (up to 45% slower).
+// Between the tile products of a block, the next panel is decoded and the sums of the block before
+// go to their outputs. A sum runs over the columns in order, whatever the number of rows, so
+// results do not depend on the batch. Rejected, each measured: carrying sums through memory every
+// 256 to 512 columns so that a panel stays in the first-level cache (no faster), 3 x 2 accumulators
+// (slower), software prefetch of activations or outputs (no gain to 45% slower), activations in
+// tile order (no gain), integer arithmetic for the decoding (no gain: stores of the panel bound
+// it).
 //
-// Bound: 512 multiply-adds a cycle. Loads from the second-level cache, 4 KiB for four products of
-// 16 cycles, hold it at about 70% of that; see docs/cpu-kernels.md.
+// Bound: 16 cycles a tile product; the limits that show are the second-level cache, 4 KiB of tiles
+// for four products, and the lines of panel and output that each cost it a read and a write.
+// Measured shares: docs/cpu-kernels.md.
 #include "backends/cpu/isa/linear_kernels.h"
 
 #if defined(__AMX_BF16__)
 
 #    include <algorithm>
+#    include <source_location>
 
 #    include "backends/cpu/isa/linear_formats.h"
 #    include "backends/cpu/isa/vector_math.h"
+#    include "core/error.h"
 
 namespace tessera::cpu {
 namespace {
@@ -45,71 +50,26 @@ TESSERA_INLINE __m512i pack_pairs(__m512 even, __m512 odd) {
                                      _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u)), 0xf8);
 }
 
-template <DType kFormat>
-void fill_tile(const std::byte* codes, const std::byte* scales, int64_t u, std::byte* tile) {
+/// Columns 8 eight .. 8 eight + 7 of a unit (16 rows) to their 256 bytes of the B tile.
+template <DType kFormat, int kEight>
+TESSERA_INLINE void fill_eight(const Codes<Wide512, kFormat>& reader,
+                               const std::byte* unit,
+                               __m512 scale,
+                               __m512 minimum,
+                               std::byte* tile) {
     using Reader = Scales<Wide512, kFormat>;
-    constexpr int kGroup = group_cols(kFormat);
-    const Codes<Wide512, kFormat> reader;
-    const std::byte* unit = codes + u * Codes<Wide512, kFormat>::kUnitBytes;
-    __builtin_prefetch(unit + 4096);
-    __builtin_prefetch(unit + 4096 + 64);
-    __builtin_prefetch(unit + 4096 + 128);
-    __builtin_prefetch(unit + 4096 + 192);
-    __m512 minimum = _mm512_setzero_ps();
-    if constexpr (Reader::kMinimum) minimum = Reader::minimum(scales, u, 0);
-    unroll<32 / kGroup>([&](auto group) __attribute__((always_inline)) {
-        constexpr int kIndex = decltype(group)::value;
-        __m512 scale = _mm512_setzero_ps();
-        if constexpr (Reader::kPresent) scale = Reader::scale(scales, u, kIndex, 0);
-        reader.template pairs<kIndex * kGroup, kGroup>(
-            unit, 0, [&](int k, __m512 even, __m512 odd) __attribute__((always_inline)) {
-                if constexpr (Reader::kMinimum) {
-                    even = _mm512_fmadd_ps(even, scale, minimum);
-                    odd = _mm512_fmadd_ps(odd, scale, minimum);
-                } else if constexpr (Reader::kPresent) {
-                    even = _mm512_mul_ps(even, scale);
-                    odd = _mm512_mul_ps(odd, scale);
-                }
-                constexpr bool kExact = is_fp4(kFormat) || kFormat == DType::kBF16;
-                _mm512_store_si512(tile + 32 * k, pack_pairs<kExact>(even, odd));
-            });
-    });
-}
-
-using FillTile = void (*)(const std::byte* codes,
-                          const std::byte* scales,
-                          int64_t u,
-                          std::byte* tile);
-
-FillTile fill_of(DType format) {
-    switch (format) {
-        case DType::kF16:
-            return fill_tile<DType::kF16>;
-        case DType::kBF16:
-            return fill_tile<DType::kBF16>;
-        case DType::kQ4_0:
-            return fill_tile<DType::kQ4_0>;
-        case DType::kQ4_1:
-            return fill_tile<DType::kQ4_1>;
-        case DType::kQ5_0:
-            return fill_tile<DType::kQ5_0>;
-        case DType::kQ5_1:
-            return fill_tile<DType::kQ5_1>;
-        case DType::kQ8_0:
-            return fill_tile<DType::kQ8_0>;
-        case DType::kQ4_K:
-            return fill_tile<DType::kQ4_K>;
-        case DType::kQ5_K:
-            return fill_tile<DType::kQ5_K>;
-        case DType::kQ6_K:
-            return fill_tile<DType::kQ6_K>;
-        case DType::kMXFP4:
-            return fill_tile<DType::kMXFP4>;
-        case DType::kNVFP4:
-            return fill_tile<DType::kNVFP4>;
-        default:
-            return nullptr;
-    }
+    reader.template pairs<8 * kEight, 8>(
+        unit, 0, [&](int k, __m512 even, __m512 odd) __attribute__((always_inline)) {
+            if constexpr (Reader::kMinimum) {
+                even = _mm512_fmadd_ps(even, scale, minimum);
+                odd = _mm512_fmadd_ps(odd, scale, minimum);
+            } else if constexpr (Reader::kPresent) {
+                even = _mm512_mul_ps(even, scale);
+                odd = _mm512_mul_ps(odd, scale);
+            }
+            constexpr bool kExact = is_fp4(kFormat) || kFormat == DType::kBF16;
+            _mm512_store_si512(tile + 32 * k, pack_pairs<kExact>(even, odd));
+        });
 }
 
 /// One pass over some columns of one column tile for the activations of one token range.
@@ -131,7 +91,7 @@ class Jobs {
         now_.unit += kPassUnits;
         if (now_.unit < task_.units) return;
         now_.unit = 0;
-        now_.token += kPassTokens;
+        now_.token += pass_tokens(task_.units);
     }
 
   private:
@@ -139,11 +99,13 @@ class Jobs {
     Job now_;
 };
 
-/// Decodes the panel of one job, tile by tile.
+/// Decodes the panel of one job in steps of 8 columns x 16 rows: small enough to disappear between
+/// tile products.
+template <DType kFormat>
 class PanelFill {
   public:
     PanelFill(const PanelTask& task, const Job& job, std::byte* panel)
-        : unit_(job.unit), end_(std::min(job.unit + kPassUnits, task.units)), panel_(panel) {
+        : unit_(job.unit), end_(std::min(job.unit + kPassUnits, task.units)), tile_(panel) {
         const bool gated = task.sink.gated;
         for (int side = 0; side < 2; ++side) {
             const PackedView& weight = task.weights[gated ? side : 0];
@@ -152,25 +114,61 @@ class PanelFill {
             if (block * kBlockRows >= weight.rows) block -= 1;
             codes_[side] = weight.codes + block * weight.code_step;
             scales_[side] = weight.scales + block * weight.scale_step;
-            fill_[side] = fill_of(weight.format);
         }
     }
     bool done() const { return unit_ == end_; }
-    void step() {
-        fill_[side_](codes_[side_], scales_[side_], unit_, panel_);
-        panel_ += kTileBytes;
+
+    TESSERA_INLINE void step() {
+        using Reader = Scales<Wide512, kFormat>;
+        constexpr int kUnitBytes = layout_of(kFormat).unit_bytes;
+        const Codes<Wide512, kFormat> reader;
+        const std::byte* unit = codes_[side_] + unit_ * kUnitBytes;
+        // Far enough to hide memory; each step fetches its share of a later unit.
+        __builtin_prefetch(unit + 8 * kUnitBytes + eight_ * (kUnitBytes / 4));
+        __m512 scale = _mm512_setzero_ps(), minimum = _mm512_setzero_ps();
+        if constexpr (Reader::kPresent) {
+            const int group = group_cols(kFormat) == 16 ? eight_ / 2 : 0;
+            scale = Reader::scale(scales_[side_], unit_, group, 0);
+        }
+        if constexpr (Reader::kMinimum) minimum = Reader::minimum(scales_[side_], unit_, 0);
+        if constexpr (is_five_bit(kFormat) || kFormat == DType::kQ6_K) {
+            // The upper bits of each eight have their own shifts.
+            switch (eight_) {
+                case 0:
+                    fill_eight<kFormat, 0>(reader, unit, scale, minimum, tile_);
+                    break;
+                case 1:
+                    fill_eight<kFormat, 1>(reader, unit, scale, minimum, tile_);
+                    break;
+                case 2:
+                    fill_eight<kFormat, 2>(reader, unit, scale, minimum, tile_);
+                    break;
+                default:
+                    fill_eight<kFormat, 3>(reader, unit, scale, minimum, tile_);
+                    break;
+            }
+        } else {
+            fill_eight<kFormat, 0>(reader, unit + eight_ * (kUnitBytes / 4), scale, minimum,
+                                   tile_ + 256 * eight_);
+        }
+        if (++eight_ < 4) return;
+        eight_ = 0;
+        tile_ += kTileBytes;
         unit_ += side_;
         side_ ^= 1;
     }
+    void finish() {
+        while (!done()) step();
+    }
 
   private:
-    FillTile fill_[2];
     const std::byte* codes_[2];
     const std::byte* scales_[2];
     int side_ = 0;
+    int eight_ = 0;
     int64_t unit_;
     int64_t end_;
-    std::byte* panel_;
+    std::byte* tile_;
 };
 
 struct alignas(64) TileConfig {
@@ -230,23 +228,6 @@ TESSERA_INLINE void multiply_one(const Step& at, int64_t u) {
     _tile_dpbf16ps(1, 4, 7);
 }
 
-/// `interval` units of products, then one tile of the next panel, and so on.
-template <bool kTwo>
-void multiply(const Step& at, int64_t interval, PanelFill& next) {
-    int64_t u = 0;
-    while (u < at.units) {
-        const int64_t end = std::min(u + interval, at.units);
-        for (; u < end; ++u) {
-            if constexpr (kTwo)
-                multiply_two(at, u);
-            else
-                multiply_one(at, u);
-        }
-        if (!next.done()) next.step();
-        order_memory();
-    }
-}
-
 void load_sums(bool two, const float* sums) {
     _tile_loadd(0, sums, 128);
     _tile_loadd(1, sums + 16, 128);
@@ -273,30 +254,6 @@ __mmask16 lanes(int64_t count) {
     return count <= 0 ? __mmask16{0} : static_cast<__mmask16>((1u << count) - 1u);
 }
 
-/// Sums [rows][32] of one block to the outputs of the weight rows of `tile`.
-void finish_linear(const PanelTask& task, int64_t tile, int64_t token, int64_t rows, float* sums) {
-    const Sink& sink = task.sink;
-    const PackedView& weight = task.weights[0];
-    const int64_t column = tile * kColumnRows;
-    const __m512 outer = _mm512_set1_ps(weight.outer);
-    for (int part = 0; part < 2; ++part) {
-        const int64_t at = column + 16 * part;
-        const __mmask16 mask = lanes(weight.rows - at);
-        if (mask == 0) return;
-        const __m512 bias = sink.bias == nullptr ? _mm512_setzero_ps()
-                                                 : _mm512_maskz_loadu_ps(mask, sink.bias + at);
-        for (int64_t t = 0; t < rows; ++t) {
-            __m512 value = _mm512_mul_ps(_mm512_loadu_ps(sums + 32 * t + 16 * part), outer);
-            if (sink.row_scales != nullptr)
-                value = _mm512_mul_ps(value, _mm512_set1_ps(sink.row_scales[token + t]));
-            if (sink.bias != nullptr) value = _mm512_add_ps(value, bias);
-            float* out = sink.out + (token + t) * sink.out_stride + at;
-            if (sink.add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, out));
-            _mm512_mask_storeu_ps(out, mask, value);
-        }
-    }
-}
-
 /// As bf16_from_f32.
 __m256i round_bf16(__m512 value) {
     const __m512i bits = _mm512_castps_si512(value);
@@ -308,60 +265,118 @@ __m256i round_bf16(__m512 value) {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
 }
 
-template <Glu kKind>
-void finish_glu(const PanelTask& task, int64_t tile, int64_t token, int64_t rows, float* sums) {
-    const Sink& sink = task.sink;
-    const int64_t column = tile * kBlockRows;
-    const __mmask16 mask = lanes(task.weights[0].rows - column);
-    for (int64_t t = 0; t < rows; ++t) {
-        __m512 gate =
-            _mm512_mul_ps(_mm512_loadu_ps(sums + 32 * t), _mm512_set1_ps(task.weights[0].outer));
-        __m512 up = _mm512_mul_ps(_mm512_loadu_ps(sums + 32 * t + 16),
-                                  _mm512_set1_ps(task.weights[1].outer));
-        if (sink.row_scales != nullptr) {
-            const __m512 scale = _mm512_set1_ps(sink.row_scales[token + t]);
-            gate = _mm512_mul_ps(gate, scale);
-            up = _mm512_mul_ps(up, scale);
+/// Takes the sums [rows][32] of a block to their outputs, row by row, while the next block runs.
+class Finish {
+  public:
+    explicit Finish(const PanelTask& task) : task_(task), sink_(task.sink) {}
+    bool done() const { return row_ == rows_; }
+    void start(int64_t tile, int64_t token, int64_t rows, const float* sums) {
+        tile_ = tile;
+        token_ = token;
+        row_ = 0;
+        rows_ = rows;
+        sums_ = sums;
+    }
+    TESSERA_INLINE void step() {
+        if (sink_.gated)
+            gated_row();
+        else
+            linear_row();
+        ++row_;
+    }
+    void finish() {
+        while (!done()) step();
+    }
+
+  private:
+    TESSERA_INLINE __m512 scaled(int side) const {
+        const float outer = task_.weights[sink_.gated ? side : 0].outer;
+        __m512 value =
+            _mm512_mul_ps(_mm512_loadu_ps(sums_ + 32 * row_ + 16 * side), _mm512_set1_ps(outer));
+        if (sink_.row_scales != nullptr)
+            value = _mm512_mul_ps(value, _mm512_set1_ps(sink_.row_scales[token_ + row_]));
+        return value;
+    }
+    TESSERA_INLINE void linear_row() const {
+        float* row = sink_.out + (token_ + row_) * sink_.out_stride;
+        for (int side = 0; side < 2; ++side) {
+            const int64_t at = tile_ * kColumnRows + 16 * side;
+            const __mmask16 mask = lanes(task_.weights[0].rows - at);
+            __m512 value = scaled(side);
+            if (sink_.bias != nullptr)
+                value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, sink_.bias + at));
+            if (sink_.add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, row + at));
+            _mm512_mask_storeu_ps(row + at, mask, value);
         }
-        if constexpr (kKind == Glu::kSwiGlu) gate = silu_of<Wide512>(gate);
-        if constexpr (kKind == Glu::kGeGlu) gate = gelu_of<Wide512>(gate);
-        if constexpr (kKind == Glu::kReGlu) gate = relu_of<Wide512>(gate);
-        const __m512 value = _mm512_mul_ps(gate, up);
-        if (sink.out != nullptr)
-            _mm512_mask_storeu_ps(sink.out + (token + t) * sink.out_stride + column, mask, value);
-        if (sink.out_bf16 != nullptr)
-            _mm256_mask_storeu_epi16(sink.out_bf16 + (token + t) * sink.bf16_stride + column, mask,
+    }
+    void gated_row() const {
+        const int64_t at = tile_ * kBlockRows;
+        const __mmask16 mask = lanes(task_.weights[0].rows - at);
+        __m512 gate = scaled(0);
+        switch (sink_.kind) {
+            case Glu::kSwiGlu:
+                gate = silu_of<Wide512>(gate);
+                break;
+            case Glu::kGeGlu:
+                gate = gelu_of<Wide512>(gate);
+                break;
+            case Glu::kReGlu:
+                gate = relu_of<Wide512>(gate);
+                break;
+        }
+        const __m512 value = _mm512_mul_ps(gate, scaled(1));
+        const int64_t token = token_ + row_;
+        if (sink_.out != nullptr)
+            _mm512_mask_storeu_ps(sink_.out + token * sink_.out_stride + at, mask, value);
+        if (sink_.out_bf16 != nullptr)
+            _mm256_mask_storeu_epi16(sink_.out_bf16 + token * sink_.bf16_stride + at, mask,
                                      round_bf16(value));
     }
-}
 
-void finish(const PanelTask& task, int64_t tile, int64_t token, int64_t rows, float* sums) {
-    if (!task.sink.gated) return finish_linear(task, tile, token, rows, sums);
-    switch (task.sink.kind) {
-        case Glu::kSwiGlu:
-            return finish_glu<Glu::kSwiGlu>(task, tile, token, rows, sums);
-        case Glu::kGeGlu:
-            return finish_glu<Glu::kGeGlu>(task, tile, token, rows, sums);
-        case Glu::kReGlu:
-            return finish_glu<Glu::kReGlu>(task, tile, token, rows, sums);
+    const PanelTask& task_;
+    const Sink& sink_;
+    int64_t tile_ = 0;
+    int64_t token_ = 0;
+    int64_t row_ = 0;
+    int64_t rows_ = 0;
+    const float* sums_ = nullptr;
+};
+
+/// After the products of each unit: two rows of the block before, and `eights` steps of the next
+/// panel.
+template <bool kTwo, DType kFormat>
+void multiply(const Step& at, int64_t eights, PanelFill<kFormat>& next, Finish& before) {
+    for (int64_t u = 0; u < at.units; ++u) {
+        if constexpr (kTwo)
+            multiply_two(at, u);
+        else
+            multiply_one(at, u);
+        if (!before.done()) before.step();
+        if (!before.done()) before.step();
+        for (int64_t i = 0; i < eights && !next.done(); ++i) next.step();
+        order_memory();
     }
+    before.finish();
 }
 
-/// All token blocks of one job; the panel of the following job is decoded on the way.
+/// All token blocks of one job; the panel of the following job is decoded on the way. `sums`: two
+/// blocks of sums that take turns, then those carried between passes.
+template <DType kFormat>
 void run_job(const PanelTask& task,
              const Job& job,
              const std::byte* panel,
-             std::byte* scratch,
-             PanelFill& next) {
-    const int64_t tokens = std::min(task.tokens - job.token, kPassTokens);
+             float* sums,
+             PanelFill<kFormat>& next,
+             Finish& before) {
+    const int64_t pass = pass_tokens(task.units);
+    const int64_t tokens = std::min(task.tokens - job.token, pass);
     const int64_t blocks = (tokens + kColumnRows - 1) / kColumnRows;
-    const int64_t range_blocks =
-        (std::min(task.tokens, kPassTokens) + kColumnRows - 1) / kColumnRows;
+    const int64_t range_blocks = (std::min(task.tokens, pass) + kColumnRows - 1) / kColumnRows;
     const bool opens = job.unit == 0;
     const bool closes = job.unit + kPassUnits >= task.units;
-    const int64_t interval = std::max<int64_t>(1, blocks / 2);
-    float* local = reinterpret_cast<float*>(scratch);
-    float* carried = local + 1024 + (job.tile - task.first) * range_blocks * 1024;
+    // Eight steps decode a unit of both sides; they spread over the products of all blocks.
+    const int64_t eights = std::max<int64_t>(1, (8 + blocks - 1) / blocks);
+    float* carried = sums + 2048 + (job.tile - task.first) * range_blocks * 1024;
     int64_t configured = kColumnRows;
     for (int64_t block = 0; block < blocks; ++block) {
         const int64_t token = job.token + block * kColumnRows;
@@ -369,33 +384,32 @@ void run_job(const PanelTask& task,
         const bool two = rows > 16;
         if (rows != configured) configure(std::min<int64_t>(rows, 16), rows - 16);
         configured = rows;
-        float* sums = opens && closes ? local : carried + block * 1024;
+        float* own = opens && closes ? sums + (block + job.tile * blocks) % 2 * 1024
+                                     : carried + block * 1024;
         const Step step{task.x + token * task.x_stride + job.unit * kUnitCols, task.x_stride, panel,
                         std::min(kPassUnits, task.units - job.unit)};
         if (opens)
             zero_sums();
         else
-            load_sums(two, sums);
+            load_sums(two, own);
         if (two)
-            multiply<true>(step, interval, next);
+            multiply<true>(step, eights, next, before);
         else
-            multiply<false>(step, interval, next);
-        store_sums(two, sums);
-        if (closes) finish(task, job.tile, token, rows, sums);
+            multiply<false>(step, eights, next, before);
+        store_sums(two, own);
+        if (closes) before.start(job.tile, token, rows, own);
     }
     if (configured != kColumnRows) configure(16, 16);
 }
 
-/// scratch: panel_scratch_bytes(), 64-byte aligned: two panels, then the sums.
-void panels(const PanelTask& task, std::byte* scratch) {
-    if (task.first >= task.last || task.tokens == 0) return;
+template <DType kFormat>
+void panels_of(const PanelTask& task, std::byte* scratch) {
     const int64_t panel_bytes = std::min(task.units, kPassUnits) * 2 * kTileBytes;
     std::byte* panel[2] = {scratch, scratch + panel_bytes};
-    std::byte* sums = scratch + 2 * panel_bytes;
+    float* sums = reinterpret_cast<float*>(scratch + 2 * panel_bytes);
     Jobs jobs(task);
-    PanelFill first(task, jobs.now(), panel[0]);
-    while (!first.done()) first.step();
-    order_memory();
+    Finish before(task);
+    PanelFill<kFormat>(task, jobs.now(), panel[0]).finish();
     configure(16, 16);
     for (int now = 0; !jobs.done(); now ^= 1) {
         const Job job = jobs.now();
@@ -403,12 +417,46 @@ void panels(const PanelTask& task, std::byte* scratch) {
         // Behind the last job there is nothing to decode: an empty pass.
         Job following = jobs.now();
         if (jobs.done()) following = {job.token, task.units, job.tile};
-        PanelFill next(task, following, panel[now ^ 1]);
-        run_job(task, job, panel[now], sums, next);
-        while (!next.done()) next.step();
+        PanelFill<kFormat> next(task, following, panel[now ^ 1]);
+        run_job(task, job, panel[now], sums, next, before);
+        next.finish();
         order_memory();
     }
+    before.finish();
     _tile_release();
+}
+
+/// scratch: panel_scratch_bytes(), 64-byte aligned: two panels, then the sums.
+void panels(const PanelTask& task, std::byte* scratch) {
+    if (task.first >= task.last || task.tokens == 0) return;
+    switch (task.weights[0].format) {
+        case DType::kF16:
+            return panels_of<DType::kF16>(task, scratch);
+        case DType::kBF16:
+            return panels_of<DType::kBF16>(task, scratch);
+        case DType::kQ4_0:
+            return panels_of<DType::kQ4_0>(task, scratch);
+        case DType::kQ4_1:
+            return panels_of<DType::kQ4_1>(task, scratch);
+        case DType::kQ5_0:
+            return panels_of<DType::kQ5_0>(task, scratch);
+        case DType::kQ5_1:
+            return panels_of<DType::kQ5_1>(task, scratch);
+        case DType::kQ8_0:
+            return panels_of<DType::kQ8_0>(task, scratch);
+        case DType::kQ4_K:
+            return panels_of<DType::kQ4_K>(task, scratch);
+        case DType::kQ5_K:
+            return panels_of<DType::kQ5_K>(task, scratch);
+        case DType::kQ6_K:
+            return panels_of<DType::kQ6_K>(task, scratch);
+        case DType::kMXFP4:
+            return panels_of<DType::kMXFP4>(task, scratch);
+        case DType::kNVFP4:
+            return panels_of<DType::kNVFP4>(task, scratch);
+        default:
+            fail_check("panels: no such format", std::source_location::current());
+    }
 }
 
 }  // namespace

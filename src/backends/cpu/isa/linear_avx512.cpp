@@ -1,9 +1,9 @@
 // Products with AVX-512 (F, BW, DQ, VL, VNNI, VBMI): a row block fills a register.
 //
 // Four-bit codes with f32 activations cost three operations for 16 weights (shift, table lookup,
-// multiply-add) on two ports: 10.7 weights a cycle. bf16 dot products are slower (VDPBF16PS takes
-// both ports for a cycle and the pairs need another lookup); with int8 activations VPDPBUSD is
-// bound by the decoding, about 30 weights a cycle.
+// multiply-add) on two ports: at most 10.7 weights a cycle. Rejected: VDPBF16PS on pairs from a
+// 16-bit lookup, 8.4 weights a cycle (the instruction alone takes two). With int8 activations the
+// decoding of bytes is the limit, about twice as fast.
 #include "backends/cpu/isa/linear_kernels.h"
 
 #if defined(__AVX512F__)

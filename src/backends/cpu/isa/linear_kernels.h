@@ -54,7 +54,7 @@ struct PackedView {
 };
 
 /// Column tiles [first, last) of the tile kernel, 2 x 16 weight rows each: neighbouring row blocks
-/// of weights[0], or, gated, the same row block of weights[0] and weights[1].
+/// of weights[0], or, gated, the same row block of weights[0] and weights[1] (of one format).
 struct PanelTask {
     PackedView weights[2];
     int64_t units;
@@ -67,14 +67,18 @@ struct PanelTask {
 };
 /// Columns of one pass; longer sums are carried in memory between passes.
 inline constexpr int64_t kPassUnits = 64;
-/// Rows of activations that a pass keeps in the second-level cache.
-inline constexpr int64_t kPassTokens = 256;
+/// Rows of activations of a pass: 600 KB of them stay in the second-level cache with two panels.
+constexpr int64_t pass_tokens(int64_t units) {
+    const int64_t row_bytes = (units < kPassUnits ? units : kPassUnits) * 64;
+    const int64_t rows = 600 * 1024 / row_bytes / 32 * 32;
+    return rows < 64 ? 64 : rows > 512 ? 512 : rows;
+}
 /// Scratch bytes of one thread for `tiles` column tiles.
 constexpr int64_t panel_scratch_bytes(int64_t units, int64_t tiles, int64_t tokens) {
     const int64_t pass = units < kPassUnits ? units : kPassUnits;
     const int64_t carried = units <= kPassUnits ? 0 : tiles;
-    const int64_t rows = (tokens < kPassTokens ? tokens : kPassTokens) + 31;
-    return 4096 + 2 * pass * 2048 + carried * (rows / 32) * 4096;
+    const int64_t rows = (tokens < pass_tokens(units) ? tokens : pass_tokens(units)) + 31;
+    return 8192 + 2 * pass * 2048 + carried * (rows / 32) * 4096;
 }
 
 /// Rows of int8 activations into the order and with the sums that the byte kernels need.
