@@ -77,7 +77,7 @@ TEXTS = [
     "²³¹ x² ½¾ ⅓ ⅧⅨ ①② ㊿", "٠١٢٣٤ ١٢٣٤٥٦٧", "१२३४५", "１２３４", "𝟏𝟐𝟑𝟒", "1\u03012", "12\u20e3", "10\u24b6 1000\u24b6",
     "def f(x):\n    return x + 1\n", "if (a) {\n\tb();\n\t\tc();\n}\n", "    indented\n        more\n\n\n    back",
     "for(int i=0;i<n;++i){a[i]+=b[i];}//c", "#include <vector>\r\n\r\nint x;\r\n", "a\rb\r\rc", "line one\nline two\r\nline three",
-    "x  \n  y", "x \r\n y", "x\n\n  y", "\n\n  y  \n", "word.\n\nNext", "word...\n\n\n", "a.\r\nb!\n/c//\n/", "path/to/file\n/usr/bin",
+    "x  \n  y", "x \r\n y", "x\n\n  y", "\n\n  y  \n", "word.\n\nNext", "word...\n\n\n", "a.\r\nb!\n/c//\n/", "path/to/file\n/usr/bin", "x;\n/y;\r\n//z.\n\n", "¡/\n/\n!",
     "!!!", "!?!?", " !", "  !", "a!b", "a ! b", "...\n", "... \n", "<>", "==>", "$x^y~z`|", "+-*/=%&@#", "\"quoted\" 'single' (paren) [brack] {brace}",
     "Café déjà vu", "Cafe\u0301 de\u0301ja\u0300 vu", "\u0301", " \u0301", "a\u0301\u0302\u0303b", "!\u0301", "1\u0301", "\n\u0301", "a \u0301b", "\u0301\u0301 x",
     "你好世界", "你好,世界。", " 你好 世界 ", "今天123天气very好", "こんにちは世界。テスト", "カタカナ ｶﾀｶﾅ がぎ か\u3099", "안녕하세요 세계", "\u1112\u1161\u11ab\u1100\u1173\u11af",
@@ -141,9 +141,9 @@ def byte_level(name, model):
     return tokenizer
 
 
-def train_bpe(tokenizer, size, **options):
+def train_bpe(tokenizer, size, corpus=CORPUS, **options):
     trainer = BpeTrainer(vocab_size=size, min_frequency=1, show_progress=False, **options)
-    tokenizer.train_from_iterator(CORPUS.splitlines(keepends=True), trainer)
+    tokenizer.train_from_iterator(corpus.splitlines(keepends=True), trainer)
     model = json.loads(tokenizer.to_str())["model"]
     return model["vocab"], [tuple(pair) for pair in model["merges"]]
 
@@ -196,7 +196,10 @@ def byte_level_families(texts):
         ignore = name == "llama-bpe"
         parsed, unparsed = ids_of(
             lambda: byte_level(name, BPE(vocab, merges, ignore_merges=ignore)), texts)
-        data = {"model": "gpt2", "pre": name, "vocab": base, "ids": parsed, "plain": unparsed}
+        # Where each piece ends, in characters: finer than ids, which a boundary need not change.
+        ends = [[end for _, (_, end) in pre_tokenizer(name).pre_tokenize_str(t)] for t in texts]
+        data = {"model": "gpt2", "pre": name, "vocab": base, "ids": parsed, "plain": unparsed,
+                "pieces": ends}
         write(f"ids_{name}", data)
         if name == base:
             count = len(vocab)
@@ -214,7 +217,9 @@ def gemma_families(texts):
         trainer = Tokenizer(BPE())
         trainer.normalizer = normalizers.Replace(" ", "▁")
         trainer.pre_tokenizer = split(pattern)
-        vocab, merges = train_bpe(trainer, 700, limit_alphabet=150)
+        # Scripts that are left out become bytes. (The trainer's limit_alphabet is not repeatable.)
+        known = "".join(c for c in CORPUS if c < "\u0250" or "\u3040" <= c < "\u30a0")
+        vocab, merges = train_bpe(trainer, 700, corpus=known)
         vocab = {t: i for i, t in enumerate(["<pad>", "<eos>", "<bos>", "<unk>"] + bytes_
                                             + in_order(vocab))}
 

@@ -44,8 +44,8 @@ constexpr const char* kO200kPattern =
     CONTRACTIONS
     R"(?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
     CONTRACTIONS R"(?|\p{N}{1,3}| ?[^)" WHITE R"(\p{L}\p{N}]+[\r\n/]*|)" NEWLINES_THEN_SPACES;
-// A number that ends at a word boundary. The look-behind keeps the search from trying every digit
-// of a number that does not.
+// A number that ends at a word boundary. The look-behind keeps PCRE2's interpreter from trying
+// every digit of a number that does not (its compiled code knows without).
 constexpr const char* kNumberBeforeBoundary =
     R"((?<!\p{Nd})\p{Nd}++(?![\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149})"
     R"(\x{1f150}-\x{1f169}\x{1f170}-\x{1f189}]))";

@@ -105,6 +105,11 @@ TEST(TokenizerStream, CharactersComeWhole) {
     EXPECT_EQ(alike.push("\xA0"), "\xE4\xBD\xA0");
     EXPECT_EQ(alike.push("\xE4\xBD\xA1"), "");
     EXPECT_TRUE(alike.stopped());
+    // Nor must one that begins in the middle of it.
+    TextStream middle({"\xBD\xA0x"});
+    EXPECT_EQ(middle.push("a\xE4\xBD"), "a");
+    EXPECT_EQ(middle.push("\xA0"), "");
+    EXPECT_EQ(middle.push("y"), "\xE4\xBD\xA0y");
 }
 
 TEST(TokenizerStream, MalformedBytesComeAsSoonAsTheyAreSure) {

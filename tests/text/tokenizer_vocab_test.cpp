@@ -274,7 +274,7 @@ TEST(TokenizerVocab, AQuarterOfAMillionTokensLoadFast) {
     VocabSource source = byte_level();
     // Words of base-16 digits: each is a merge of its first half-dozen letters and a last one.
     for (size_t i = 0; source.tokens.size() < 250000; ++i) {
-        const std::string& left = source.tokens[i < 16 ? i : 256 + i - 16];
+        const std::string left = source.tokens[i < 16 ? i : 256 + i - 16];
         for (char last = 'a'; last < 'q' && source.tokens.size() < 250000; ++last) {
             source.tokens.push_back(left + last);
             source.merges.push_back(left + " " + last);
