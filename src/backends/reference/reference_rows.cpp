@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numbers>
 
 #include "backends/reference/reference_class.h"
@@ -72,7 +73,18 @@ double read_plain(DType dtype, const std::byte* row, int64_t i) {
     }
 }
 
-/// f64 goes to the 16-bit formats through f32; integers truncate.
+/// The integer nearest to `value` (ties to even) that the type holds.
+template <class Integer>
+Integer nearest(double value) {
+    const double rounded = std::nearbyint(value);
+    if (rounded <= static_cast<double>(std::numeric_limits<Integer>::min()))
+        return std::numeric_limits<Integer>::min();
+    if (rounded >= static_cast<double>(std::numeric_limits<Integer>::max()))
+        return std::numeric_limits<Integer>::max();
+    return static_cast<Integer>(rounded);
+}
+
+/// f64 goes to the 16-bit formats through f32; integers round as the codec rounds them.
 void write_plain(DType dtype, double value, std::byte* row, int64_t i) {
     void* data = row;
     switch (dtype) {
@@ -89,16 +101,16 @@ void write_plain(DType dtype, double value, std::byte* row, int64_t i) {
             static_cast<double*>(data)[i] = value;
             return;
         case DType::kI8:
-            static_cast<int8_t*>(data)[i] = static_cast<int8_t>(value);
+            static_cast<int8_t*>(data)[i] = nearest<int8_t>(value);
             return;
         case DType::kI16:
-            static_cast<int16_t*>(data)[i] = static_cast<int16_t>(value);
+            static_cast<int16_t*>(data)[i] = nearest<int16_t>(value);
             return;
         case DType::kI32:
-            static_cast<int32_t*>(data)[i] = static_cast<int32_t>(value);
+            static_cast<int32_t*>(data)[i] = nearest<int32_t>(value);
             return;
         case DType::kI64:
-            static_cast<int64_t*>(data)[i] = static_cast<int64_t>(value);
+            static_cast<int64_t*>(data)[i] = nearest<int64_t>(value);
             return;
         default:
             fail_check("copy: not a plain format", std::source_location::current());

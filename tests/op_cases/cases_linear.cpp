@@ -1,0 +1,202 @@
+// The products. Each sweep guards against one kind of fault; sizes stay small, so that the whole
+// list takes seconds.
+#include <algorithm>
+
+#include "op_cases/op_case.h"
+
+namespace tessera::op_cases {
+namespace {
+
+constexpr DType kFormats[] = {DType::kF32,  DType::kF16,   DType::kBF16, DType::kQ4_0, DType::kQ4_1,
+                              DType::kQ5_0, DType::kQ5_1,  DType::kQ8_0, DType::kQ4_K, DType::kQ5_K,
+                              DType::kQ6_K, DType::kMXFP4, DType::kNVFP4};
+constexpr int32_t kTokens[] = {1,  2,  3,  4,  5,  6,  7,  8,   9,   15,  16,
+                               17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 512};
+
+bool fits(DType format, int64_t k) {
+    return k % dtype_info(format).block_elements == 0;
+}
+
+void add(std::vector<OpCase>& cases, const LinearCase& shape) {
+    append(cases, shape);
+}
+
+/// Tile and remainder faults along the tokens, for generated and for prompt rows; the second also
+/// over a K of several blocks, with a bias behind the outer scale.
+void token_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : kFormats) {
+        const int64_t k = fits(format, 576) ? 576 : 768;
+        for (const int32_t t : kTokens) {
+            add(cases, {.weight = format, .n = 16, .k = 256, .t = t});
+            add(cases, {.weight = format,
+                        .n = 17,
+                        .k = t > 100 ? 256 : k,
+                        .t = t,
+                        .prompt_rows = t,
+                        .bias = true,
+                        .outer_scale = 0.37f});
+        }
+    }
+}
+
+/// Tile and remainder faults along the rows of the weight, and shares of the threads.
+void height_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : kFormats)
+        for (const int64_t n : {1, 2, 15, 17, 31, 33, 48, 65, 96, 576})
+            for (const int32_t t : {1, 5, 16})
+                add(cases, {.weight = format,
+                            .n = n,
+                            .k = 256,
+                            .t = t,
+                            .prompt_rows = n % 2 == 0 ? t : 0,
+                            .padding = n % 3});
+    for (const DType format : kFormats)
+        for (const int32_t t : {1, 4})
+            add(cases,
+                {.weight = format, .n = 2880, .k = 256, .t = t, .prompt_rows = t == 4 ? 4 : 0});
+}
+
+/// Remainders along K; 2880 is no multiple of 256 or 512.
+void depth_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : kFormats)
+        for (const int64_t k : {32, 64, 96, 128, 512, 576, 1024, 1536, 2816, 2880})
+            for (const int32_t t : {1, 3, 33})
+                if (fits(format, k))
+                    add(cases, {.weight = format,
+                                .n = 24,
+                                .k = k,
+                                .t = t,
+                                .prompt_rows = t == 3 ? 0 : t,
+                                .padding = 1});
+    for (const DType format : {DType::kF32, DType::kF16, DType::kBF16})
+        for (const int64_t k : {1, 7, 31, 33, 129, 1057})
+            for (const int32_t t : {1, 2, 17})
+                for (const bool prompt : {false, true})
+                    add(cases,
+                        {.weight = format, .n = 19, .k = k, .t = t, .prompt_rows = prompt ? t : 0});
+}
+
+/// Prompt and generated rows in one call, with every epilogue.
+void mixed_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : kFormats)
+        for (const int32_t t : {2, 9, 40})
+            for (const bool bias : {false, true})
+                for (const bool accumulate : {false, true})
+                    add(cases, {.weight = format,
+                                .n = 33,
+                                .k = 256,
+                                .t = t,
+                                .prompt_rows = t / 2,
+                                .bias = bias,
+                                .add = accumulate,
+                                .padding = 5,
+                                .outer_scale = 0.37f});
+}
+
+/// Rows far from 1: a scale that is missing, clamped or subnormal shows here.
+void magnitude_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kNVFP4, DType::kQ8_0, DType::kQ4_K, DType::kBF16})
+        for (const float magnitude : {1e-30f, 1e-3f, 2687.0f, 2689.0f, 6e4f, 1e30f})
+            for (const bool prompt : {false, true})
+                add(cases, {.weight = format,
+                            .n = 40,
+                            .k = 512,
+                            .t = 4,
+                            .prompt_rows = prompt ? 4 : 0,
+                            .magnitude = magnitude});
+}
+
+void fused_sweep(std::vector<OpCase>& cases) {
+    const auto add_fused = [&](const FusedCase& shape) { append(cases, shape); };
+    for (const DType format : kFormats) {
+        for (const int32_t t : {1, 2, 7, 16, 33, 65}) {
+            const Glu kind = static_cast<Glu>(t % 3);
+            const int32_t prompt = t == 7 ? 3 : t > 7 ? t : 0;
+            for (const FusedKind fused : {FusedKind::kLinearGlu, FusedKind::kLinearMany,
+                                          FusedKind::kRmsNormInput, FusedKind::kPrepare})
+                add_fused({.kind = fused,
+                           .weight = format,
+                           .n = t > 16 ? 64 : 256,
+                           .k = 512,
+                           .t = t,
+                           .prompt_rows = prompt,
+                           .glu = kind});
+        }
+    }
+    for (const FusedKind fused : {FusedKind::kPrepare, FusedKind::kRmsNormInput})
+        for (const DType format : {DType::kF32, DType::kNVFP4, DType::kQ4_0})
+            for (const float magnitude : {1e-30f, 2689.0f, 6e4f, 0.0f})
+                for (const bool prompt : {false, true})
+                    add_fused({.kind = fused,
+                               .weight = format,
+                               .n = 64,
+                               .k = 576,
+                               .t = 3,
+                               .prompt_rows = prompt ? 3 : 0,
+                               .magnitude = magnitude});
+    for (const int64_t k : {1, 33, 129, 1057})
+        for (const bool prompt : {false, true})
+            add_fused({.kind = FusedKind::kPrepare,
+                       .weight = DType::kF16,
+                       .n = 8,
+                       .k = k,
+                       .t = 5,
+                       .prompt_rows = prompt ? 5 : 0});
+}
+
+}  // namespace
+
+void add_linear_cases(std::vector<OpCase>& cases) {
+    token_sweep(cases);
+    height_sweep(cases);
+    depth_sweep(cases);
+    mixed_sweep(cases);
+    magnitude_sweep(cases);
+    fused_sweep(cases);
+}
+
+std::vector<OpCase> all_cases() {
+    std::vector<OpCase> cases;
+    add_linear_cases(cases);
+    add_row_cases(cases);
+    add_data_cases(cases);
+    add_paged_cases(cases);
+    add_choice_cases(cases);
+    return cases;
+}
+
+std::vector<OpCase> perf_cases() {
+    std::vector<OpCase> cases;
+    for (const DType format : kFormats)
+        for (const int32_t t : {1, 2, 4, 8, 512})
+            add(cases,
+                {.weight = format, .n = 1536, .k = 1536, .t = t, .prompt_rows = t == 512 ? t : 0});
+    for (const DType format : {DType::kNVFP4, DType::kQ4_0, DType::kQ4_K, DType::kQ8_0})
+        for (const int32_t t : {1, 512})
+            append(cases, FusedCase{.kind = FusedKind::kLinearGlu,
+                                    .weight = format,
+                                    .n = 1536,
+                                    .k = 512,
+                                    .t = t,
+                                    .prompt_rows = t == 512 ? t : 0});
+    for (const int32_t t : {1, 512}) {
+        append(cases, NormCase{.shape = {t, 2048}});
+        append(cases, AddCase{.shape = {t, 2048}});
+        append(cases, GluCase{.t = t, .n = 6144, .magnitude = 4.0f});
+        append(cases, RopeCase{.t = t, .heads = 16, .head_size = 128, .params = {.rotary = 128}});
+        append(cases, ArgmaxCase{.t = t, .vocabulary = 49152});
+    }
+    for (const DType cache : {DType::kF16, DType::kQ8_0, DType::kF32})
+        for (const Run run : {Run{511, 1}, Run{4095, 1}, Run{0, 512}, Run{3584, 512}})
+            append(cases, PagedCase{.heads = 16,
+                                    .kv_heads = 4,
+                                    .head_size = 128,
+                                    .type_k = cache,
+                                    .type_v = cache,
+                                    .runs = {run},
+                                    .prompt_runs = run.count > 1 ? 1 : 0});
+    append(cases, SampleCase{.t = 1, .vocabulary = 49152});
+    return cases;
+}
+
+}  // namespace tessera::op_cases

@@ -1,0 +1,259 @@
+// Names and costs of cases.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "op_cases/op_case.h"
+
+namespace tessera::op_cases {
+namespace {
+
+std::string_view dtype_name(DType dtype) {
+    return dtype_info(dtype).name;
+}
+
+std::string_view glu_name(Glu kind) {
+    constexpr std::string_view kNames[] = {"swiglu", "geglu", "reglu"};
+    return kNames[static_cast<size_t>(kind)];
+}
+
+std::string_view logits_name(Logits kind) {
+    constexpr std::string_view kNames[] = {"random", "ties",     "nan_rows", "all_nan",
+                                           "masked", "constant", "peaked"};
+    return kNames[static_cast<size_t>(kind)];
+}
+
+std::string extents(const std::vector<int64_t>& shape) {
+    return fmt::format("[{}]", fmt::join(shape, ","));
+}
+
+double elements(const std::vector<int64_t>& shape) {
+    double product = 1.0;
+    for (const int64_t extent : shape) product *= static_cast<double>(extent);
+    return product;
+}
+
+std::string rope_text(const RopeParams& params) {
+    return fmt::format("rotary={},pairs={},base={},freq_scale={},magnitude={},yarn={}",
+                       params.rotary, params.pairs == RopePairs::kAdjacent ? "adjacent" : "halves",
+                       params.base, params.freq_scale, params.magnitude, int{params.yarn});
+}
+
+std::string params_of(const LinearCase& c) {
+    return fmt::format(
+        "type={},m={},n={},k={},prompt={},bias={},add={},padding={},scale={},magnitude={}",
+        dtype_name(c.weight), c.n, c.t, c.k, c.prompt_rows, int{c.bias}, int{c.add}, c.padding,
+        c.outer_scale, c.magnitude);
+}
+std::string params_of(const FusedCase& c) {
+    return fmt::format("type={},m={},n={},k={},prompt={},glu={},magnitude={}", dtype_name(c.weight),
+                       c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
+}
+std::string params_of(const NormCase& c) {
+    return fmt::format("ne={},padding={},eps={},gain={},inplace={}", extents(c.shape), c.padding,
+                       c.eps, int{c.gain}, static_cast<int>(c.in_place));
+}
+std::string params_of(const AddCase& c) {
+    return fmt::format("ne={},padding={},inplace={}", extents(c.shape), c.padding,
+                       static_cast<int>(c.in_place));
+}
+std::string params_of(const GluCase& c) {
+    return fmt::format("op={},n={},cols={},padding={},inplace={},magnitude={}", glu_name(c.kind),
+                       c.t, c.n, c.padding, static_cast<int>(c.in_place), c.magnitude);
+}
+std::string params_of(const SoftmaxCase& c) {
+    return fmt::format("n={},cols={},padding={},visible={},scale={},inplace={},magnitude={}", c.t,
+                       c.n, c.padding, int{c.visible}, c.scale, static_cast<int>(c.in_place),
+                       c.magnitude);
+}
+std::string params_of(const RopeCase& c) {
+    return fmt::format("n={},heads={},hs={},padding={},{},factors={},pos={}", c.t, c.heads,
+                       c.head_size, c.padding, rope_text(c.params), int{c.factors},
+                       c.first_position);
+}
+std::string params_of(const CopyCase& c) {
+    return fmt::format("type_src={},type_dst={},ne={},padding_src={},padding_dst={}",
+                       dtype_name(c.from), dtype_name(c.to), extents(c.shape), c.from_padding,
+                       c.to_padding);
+}
+std::string params_of(const ConcatCase& c) {
+    return fmt::format("type={},ne={},axis={},extra={},padding={}", dtype_name(c.dtype),
+                       extents(c.shape), c.axis, c.extra, c.padding);
+}
+std::string params_of(const GatherCase& c) {
+    return fmt::format("type={},embed={},rows={},cols={},n={},padding={},scale={}",
+                       dtype_name(c.table), int{c.embed}, c.rows, c.cols, c.t, c.padding,
+                       c.outer_scale);
+}
+std::string params_of(const PagedCase& c) {
+    std::vector<std::string> runs;
+    for (const Run& run : c.runs) runs.push_back(fmt::format("{}+{}", run.first, run.count));
+    std::string text = fmt::format("hs={},nh={},nkv={},type_k={},type_v={},runs=[{}],prompts={}",
+                                   c.head_size, c.heads, c.kv_heads, dtype_name(c.type_k),
+                                   dtype_name(c.type_v), fmt::join(runs, ","), c.prompt_runs);
+    if (c.kind == PagedKind::kAttention)
+        text += fmt::format(",window={},softcap={},padding={}", c.window, c.softcap, c.padding);
+    if (c.kind == PagedKind::kQkNormRopeStore)
+        text += fmt::format(",norm={},{}", int{c.norm}, rope_text(c.rope));
+    return text;
+}
+std::string params_of(const ArgmaxCase& c) {
+    return fmt::format("n={},vocab={},logits={},padding={}", c.t, c.vocabulary,
+                       logits_name(c.logits), c.padding);
+}
+std::string params_of(const SampleCase& c) {
+    const SampleParams& p = c.params;
+    return fmt::format(
+        "n={},vocab={},logits={},temp={},top_k={},top_p={},min_p={},repeat={},freq={},presence={},"
+        "history={},mixed={}",
+        c.t, c.vocabulary, logits_name(c.logits), p.temperature, p.top_k, p.top_p, p.min_p,
+        p.repeat_penalty, p.frequency_penalty, p.presence_penalty, c.history, int{c.mixed});
+}
+
+std::string_view name_of(const LinearCase&) {
+    return "MUL_MAT";
+}
+std::string_view name_of(const FusedCase& c) {
+    constexpr std::string_view kNames[] = {"LINEAR_GLU", "LINEAR_MANY", "RMS_NORM_INPUT",
+                                           "PREPARE"};
+    return kNames[static_cast<size_t>(c.kind)];
+}
+std::string_view name_of(const NormCase&) {
+    return "RMS_NORM";
+}
+std::string_view name_of(const AddCase&) {
+    return "ADD";
+}
+std::string_view name_of(const GluCase&) {
+    return "GLU";
+}
+std::string_view name_of(const SoftmaxCase&) {
+    return "SOFT_MAX";
+}
+std::string_view name_of(const RopeCase&) {
+    return "ROPE";
+}
+std::string_view name_of(const CopyCase&) {
+    return "CPY";
+}
+std::string_view name_of(const ConcatCase&) {
+    return "CONCAT";
+}
+std::string_view name_of(const GatherCase&) {
+    return "GET_ROWS";
+}
+std::string_view name_of(const PagedCase& c) {
+    constexpr std::string_view kNames[] = {"KV_STORE", "QK_NORM_ROPE_STORE", "FLASH_ATTN"};
+    return kNames[static_cast<size_t>(c.kind)];
+}
+std::string_view name_of(const ArgmaxCase&) {
+    return "ARGMAX";
+}
+std::string_view name_of(const SampleCase&) {
+    return "SAMPLE";
+}
+
+double weight_bytes(DType format, int64_t n, int64_t k) {
+    return static_cast<double>(n * dtype_bytes(format, k));
+}
+
+Cost cost_of(const LinearCase& c) {
+    const double t = c.t;
+    const auto n = static_cast<double>(c.n);
+    const auto k = static_cast<double>(c.k);
+    return {2.0 * t * n * k, weight_bytes(c.weight, c.n, c.k) + 4.0 * t * (n + k)};
+}
+Cost cost_of(const FusedCase& c) {
+    const double t = c.t;
+    const auto n = static_cast<double>(c.n);
+    const auto k = static_cast<double>(c.k);
+    const double third = static_cast<double>((c.n + 2) / 3);
+    switch (c.kind) {
+        case FusedKind::kLinearGlu:
+            return {4.0 * t * n * k, 2.0 * weight_bytes(c.weight, c.n, c.k) + 4.0 * t * (n + k)};
+        case FusedKind::kLinearMany:
+            return {2.0 * t * (n + 2.0 * third) * k,
+                    weight_bytes(c.weight, c.n + 2 * ((c.n + 2) / 3), c.k) +
+                        4.0 * t * (n + 2.0 * third + k)};
+        case FusedKind::kRmsNormInput:
+        case FusedKind::kPrepare:
+            break;
+    }
+    return {0.0, 8.0 * t * k};
+}
+Cost cost_of(const NormCase& c) {
+    return {0.0, 8.0 * elements(c.shape)};
+}
+Cost cost_of(const AddCase& c) {
+    return {elements(c.shape), 12.0 * elements(c.shape)};
+}
+Cost cost_of(const GluCase& c) {
+    return {0.0, 12.0 * c.t * static_cast<double>(c.n)};
+}
+Cost cost_of(const SoftmaxCase& c) {
+    return {0.0, 8.0 * c.t * static_cast<double>(c.n)};
+}
+Cost cost_of(const RopeCase& c) {
+    return {0.0, 8.0 * c.t * c.heads * static_cast<double>(c.head_size)};
+}
+Cost cost_of(const CopyCase& c) {
+    const double rows = elements(c.shape) / static_cast<double>(c.shape.back());
+    return {0.0, rows * static_cast<double>(dtype_bytes(c.from, c.shape.back()) +
+                                            dtype_bytes(c.to, c.shape.back()))};
+}
+Cost cost_of(const ConcatCase& c) {
+    const double extent = static_cast<double>(c.shape[static_cast<size_t>(c.axis)]);
+    const double grown = elements(c.shape) / extent * (extent + static_cast<double>(c.extra));
+    return {0.0, 2.0 * grown * static_cast<double>(dtype_bytes(c.dtype, 1))};
+}
+Cost cost_of(const GatherCase& c) {
+    const DType type = c.embed ? c.table : DType::kF32;
+    return {0.0, c.t * (static_cast<double>(dtype_bytes(type, c.cols)) +
+                        4.0 * static_cast<double>(c.cols))};
+}
+Cost cost_of(const PagedCase& c) {
+    Cost cost;
+    const auto d = static_cast<double>(c.head_size);
+    const auto token_bytes = static_cast<double>(
+        c.kv_heads * (dtype_bytes(c.type_k, c.head_size) + dtype_bytes(c.type_v, c.head_size)));
+    for (const Run& run : c.runs) {
+        const double rows = run.count;
+        const double visible = run.first + 0.5 * (run.count + 1);
+        if (c.kind == PagedKind::kAttention) {
+            cost.flops += 4.0 * rows * visible * c.heads * d;
+            cost.bytes += (run.first + rows) * token_bytes + 8.0 * rows * c.heads * d;
+        } else {
+            cost.bytes += rows * (token_bytes + 8.0 * c.kv_heads * d);
+        }
+    }
+    return cost;
+}
+Cost cost_of(const ArgmaxCase& c) {
+    return {0.0, 4.0 * c.t * static_cast<double>(c.vocabulary)};
+}
+Cost cost_of(const SampleCase& c) {
+    return {0.0, 4.0 * c.t * static_cast<double>(c.vocabulary)};
+}
+
+}  // namespace
+
+std::string_view op_name(const OpCase& op_case) {
+    return std::visit([](const auto& shape) { return name_of(shape); }, op_case.shape);
+}
+
+std::string case_name(const OpCase& op_case) {
+    return std::visit(
+        [](const auto& shape) { return fmt::format("{}({})", name_of(shape), params_of(shape)); },
+        op_case.shape);
+}
+
+void append(std::vector<OpCase>& cases, Shape shape) {
+    cases.push_back({std::move(shape), 0x9000 + cases.size()});
+}
+
+Cost case_cost(const OpCase& op_case) {
+    return std::visit([](const auto& shape) { return cost_of(shape); }, op_case.shape);
+}
+
+}  // namespace tessera::op_cases

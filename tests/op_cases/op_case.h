@@ -1,0 +1,214 @@
+#pragma once
+// Op cases as data: an op, its shapes and formats, and a seed. The tests, `tessera test-ops test`
+// and `tessera test-ops perf` run the same list. Names follow llama.cpp's test-backend-ops where it
+// has the op: m = rows of the weight, n = tokens, k = length of the sum.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace tessera::op_cases {
+
+/// Rows: prompt_rows of them are prompt rows, the others generated rows.
+struct LinearCase {
+    DType weight = DType::kF32;
+    int64_t n = 16;
+    int64_t k = 256;
+    int32_t t = 1;
+    int32_t prompt_rows = 0;
+    bool bias = false;
+    bool add = false;
+    int64_t padding = 0;       ///< floats between two rows of out
+    float outer_scale = 1.0f;  ///< second-level scale of the weight
+    float magnitude = 1.0f;    ///< activations are uniform in [-magnitude, magnitude]
+};
+
+enum class FusedKind : uint8_t { kLinearGlu, kLinearMany, kRmsNormInput, kPrepare };
+
+/// Ops with a default body, and prepare; `weight` decides the activation formats that are wanted.
+struct FusedCase {
+    FusedKind kind = FusedKind::kLinearGlu;
+    DType weight = DType::kF32;
+    int64_t n = 64;
+    int64_t k = 256;
+    int32_t t = 1;
+    int32_t prompt_rows = 0;
+    Glu glu = Glu::kSwiGlu;
+    float magnitude = 1.0f;
+};
+
+enum class InPlace : uint8_t { kNo, kFirst, kSecond };
+
+struct NormCase {
+    std::vector<int64_t> shape;
+    int64_t padding = 0;
+    float eps = 1e-5f;
+    bool gain = true;
+    InPlace in_place = InPlace::kNo;
+};
+
+struct AddCase {
+    std::vector<int64_t> shape;
+    int64_t padding = 0;
+    InPlace in_place = InPlace::kNo;
+};
+
+struct GluCase {
+    int32_t t = 1;
+    int64_t n = 64;
+    int64_t padding = 0;
+    Glu kind = Glu::kSwiGlu;
+    InPlace in_place = InPlace::kNo;
+    float magnitude = 150.0f;
+};
+
+struct SoftmaxCase {
+    int32_t t = 1;
+    int64_t n = 64;
+    int64_t padding = 0;
+    bool visible = false;
+    float scale = 1.0f;
+    InPlace in_place = InPlace::kNo;
+    float magnitude = 1.0f;
+};
+
+struct RopeCase {
+    int32_t t = 1;
+    int32_t heads = 1;
+    int64_t head_size = 64;
+    int64_t padding = 0;
+    RopeParams params{};
+    bool factors = false;
+    int32_t first_position = 0;
+};
+
+struct CopyCase {
+    std::vector<int64_t> shape;
+    DType from = DType::kF32;
+    DType to = DType::kF32;
+    int64_t from_padding = 0;
+    int64_t to_padding = 0;
+};
+
+struct ConcatCase {
+    std::vector<int64_t> shape;
+    int32_t axis = 0;
+    int64_t extra = 7;  ///< extent of the second operand along `axis`
+    DType dtype = DType::kF32;
+    int64_t padding = 0;
+};
+
+/// gather_rows of F32 rows, or embed when `table` is set.
+struct GatherCase {
+    bool embed = false;
+    DType table = DType::kF32;
+    int64_t rows = 100;
+    int64_t cols = 256;
+    int32_t t = 1;
+    int64_t padding = 0;
+    float outer_scale = 1.0f;
+};
+
+/// `count` new tokens of a sequence that already holds `first`.
+struct Run {
+    int32_t first = 0;
+    int32_t count = 1;
+};
+
+enum class PagedKind : uint8_t { kStore, kQkNormRopeStore, kAttention };
+
+/// Ops on key/value pages. The first `prompt_runs` sequences are prompts.
+struct PagedCase {
+    PagedKind kind = PagedKind::kAttention;
+    int32_t heads = 4;
+    int32_t kv_heads = 4;
+    int64_t head_size = 64;
+    DType type_k = DType::kF16;
+    DType type_v = DType::kF16;
+    std::vector<Run> runs{};
+    int32_t prompt_runs = 0;
+    int64_t padding = 0;
+    int32_t window = 0;
+    float softcap = 0.0f;
+    bool norm = true;   ///< kQkNormRopeStore: with gains
+    RopeParams rope{};  ///< kQkNormRopeStore
+};
+
+enum class Logits : uint8_t {
+    kRandom,    ///< uniform in [-8, 8]
+    kTies,      ///< few distinct values
+    kNanRows,   ///< every other row holds a NaN
+    kAllNan,    ///< every other row holds nothing else
+    kMasked,    ///< most are -infinity
+    kConstant,  ///< all equal
+    kPeaked     ///< one far above the others
+};
+
+struct ArgmaxCase {
+    int32_t t = 1;
+    int64_t vocabulary = 1000;
+    Logits logits = Logits::kRandom;
+    int64_t padding = 0;
+};
+
+struct SampleCase {
+    int32_t t = 4;
+    int64_t vocabulary = 1000;
+    Logits logits = Logits::kRandom;
+    SampleParams params{};
+    int32_t history = 0;  ///< recent tokens per row, likely ones among them
+    bool mixed = false;   ///< every row has parameters of its own
+};
+
+using Shape = std::variant<LinearCase,
+                           FusedCase,
+                           NormCase,
+                           AddCase,
+                           GluCase,
+                           SoftmaxCase,
+                           RopeCase,
+                           CopyCase,
+                           ConcatCase,
+                           GatherCase,
+                           PagedCase,
+                           ArgmaxCase,
+                           SampleCase>;
+
+struct OpCase {
+    Shape shape;
+    uint64_t seed = 0;
+};
+
+/// "MUL_MAT".
+std::string_view op_name(const OpCase& op_case);
+/// "MUL_MAT(type=NVFP4,m=16,n=1,k=256,...)".
+std::string case_name(const OpCase& op_case);
+
+/// Floating-point operations and bytes (operands read and written once) of one run.
+struct Cost {
+    double flops = 0;
+    double bytes = 0;
+};
+Cost case_cost(const OpCase& op_case);
+
+/// Appends a case with a seed of its own. Not inline: the lists would take minutes to compile.
+void append(std::vector<OpCase>& cases, Shape shape);
+
+/// What the tests run: about 2,300 cases, edge sizes above all.
+std::vector<OpCase> all_cases();
+/// Sizes of real models for `test-ops perf`.
+std::vector<OpCase> perf_cases();
+
+/// The parts of all_cases(), in its order.
+void add_linear_cases(std::vector<OpCase>& cases);
+void add_row_cases(std::vector<OpCase>& cases);
+void add_data_cases(std::vector<OpCase>& cases);
+void add_paged_cases(std::vector<OpCase>& cases);
+void add_choice_cases(std::vector<OpCase>& cases);
+
+}  // namespace tessera::op_cases

@@ -1,0 +1,130 @@
+// Runs of products and of the fused ops around them.
+#include "op_cases/case_run.h"
+
+namespace tessera::op_cases {
+namespace {
+
+using Role = Guarded::Role;
+
+/// Three weights of different height, one with a bias, one with an outer scale.
+void run_many(const FusedCase& shape, const Request& request, const Guarded& x, Outputs& outputs) {
+    Ops& ops = request.subject.ops;
+    Random random(request.seed + 1);
+    const int64_t small = (shape.n + 2) / 3;
+    const Weight q = request.subject.weight(shape.weight, shape.n, shape.k, 1.0f, 0);
+    const Weight k = request.subject.weight(shape.weight, small, shape.k, 0.37f, 1);
+    const Weight v = request.subject.weight(shape.weight, small, shape.k, 1.0f, 2);
+    outputs.wants = q.wants;
+    Guarded bias("bias", DType::kF32, {small}, 0, Role::kInput);
+    bias.fill(random, -1.0f, 1.0f);
+    bias.seal();
+    Guarded out_q("q", DType::kF32, {shape.t, shape.n}, 3, Role::kOutput);
+    Guarded out_k("k", DType::kF32, {shape.t, small}, 0, Role::kOutput);
+    Guarded out_v("v", DType::kF32, {shape.t, small}, 5, Role::kOutput);
+    drive(
+        request, {shape.t, shape.prompt_rows},
+        [&](Exec& ex, int32_t begin, int32_t count) {
+            const Weight* weights[] = {&q, &k, &v};
+            const Tensor biases[] = {Tensor{}, bias.tensor(), Tensor{}};
+            const Tensor outs[] = {out_q.tensor().slice_rows(begin, count),
+                                   out_k.tensor().slice_rows(begin, count),
+                                   out_v.tensor().slice_rows(begin, count)};
+            const GemmInput input =
+                ops.prepare(ex, x.tensor().slice_rows(begin, count), outputs.wants);
+            if (request.body == Body::kDefault)
+                ops.Ops::linear_many(ex, input, weights, biases, outs);
+            else
+                ops.linear_many(ex, input, weights, biases, outs);
+        },
+        outputs);
+    for (const Guarded* out : {&out_q, &out_k, &out_v}) {
+        out->read(outputs.values);
+        out->verify(outputs.faults);
+    }
+    bias.verify(outputs.faults);
+}
+
+/// The op of `shape.kind` on some rows of x, as a GemmInput.
+GemmInput make_input(const FusedCase& shape,
+                     const Request& request,
+                     Exec& ex,
+                     const Tensor& x,
+                     const Tensor& gain,
+                     ActWants wants) {
+    constexpr float kEps = 1e-5f;
+    Ops& ops = request.subject.ops;
+    const bool composed = request.body == Body::kDefault;
+    if (shape.kind == FusedKind::kPrepare) return ops.prepare(ex, x, wants);
+    if (shape.kind == FusedKind::kRmsNormInput)
+        return composed ? ops.Ops::rms_norm_input(ex, x, gain, kEps, wants)
+                        : ops.rms_norm_input(ex, x, gain, kEps, wants);
+    const Weight& gate = request.subject.weight(shape.weight, shape.n, shape.k, 1.0f, 0);
+    const Weight& up = request.subject.weight(shape.weight, shape.n, shape.k, 0.37f, 1);
+    const GemmInput input = ops.prepare(ex, x, gate.wants | up.wants);
+    return composed ? ops.Ops::linear_glu(ex, input, gate, up, shape.glu, wants)
+                    : ops.linear_glu(ex, input, gate, up, shape.glu, wants);
+}
+
+}  // namespace
+
+Outputs execute(const LinearCase& shape, const Request& request) {
+    Outputs outputs;
+    Random random(request.seed);
+    const Weight weight =
+        request.subject.weight(shape.weight, shape.n, shape.k, shape.outer_scale, 0);
+    outputs.wants = weight.wants;
+    if (weight.wants != request.subject.ops.wants(shape.weight))
+        outputs.faults.push_back("upload and wants() name different activation formats");
+    Guarded x("x", DType::kF32, {shape.t, shape.k}, 0, Role::kInput);
+    x.fill(random, -shape.magnitude, shape.magnitude);
+    x.seal();
+    Guarded bias("bias", DType::kF32, {shape.n}, 0, Role::kInput);
+    bias.fill(random, -shape.magnitude, shape.magnitude);
+    bias.seal();
+    Guarded out("out", DType::kF32, {shape.t, shape.n}, shape.padding, Role::kOutput);
+    if (shape.add) out.fill(random, -shape.magnitude, shape.magnitude);
+    drive(
+        request, {shape.t, shape.prompt_rows},
+        [&](Exec& ex, int32_t begin, int32_t count) {
+            Ops& ops = request.subject.ops;
+            const GemmInput input =
+                ops.prepare(ex, x.tensor().slice_rows(begin, count), weight.wants);
+            ops.linear(ex, input, weight, shape.bias ? bias.tensor() : Tensor{},
+                       out.tensor().slice_rows(begin, count),
+                       shape.add ? Accumulate::kAdd : Accumulate::kNo);
+        },
+        outputs);
+    out.read(outputs.values);
+    for (const Guarded* operand : {&x, &bias, &out}) operand->verify(outputs.faults);
+    return outputs;
+}
+
+Outputs execute(const FusedCase& shape, const Request& request) {
+    Outputs outputs;
+    Random random(request.seed);
+    Guarded x("x", DType::kF32, {shape.t, shape.k}, 0, Role::kInput);
+    x.fill(random, -shape.magnitude, shape.magnitude);
+    x.seal();
+    Guarded gain("gain", DType::kF32, {shape.k}, 0, Role::kInput);
+    gain.fill(random, 0.5f, 1.5f);
+    gain.seal();
+    if (shape.kind == FusedKind::kLinearMany) {
+        run_many(shape, request, x, outputs);
+    } else {
+        outputs.wants = request.subject.ops.wants(shape.weight);
+        drive(
+            request, {shape.t, shape.prompt_rows},
+            [&](Exec& ex, int32_t begin, int32_t count) {
+                const GemmInput input =
+                    make_input(shape, request, ex, x.tensor().slice_rows(begin, count),
+                               gain.tensor(), outputs.wants);
+                if (!ex.planning() && request.repeats == 0) read_input(input, outputs.values);
+            },
+            outputs);
+    }
+    x.verify(outputs.faults);
+    gain.verify(outputs.faults);
+    return outputs;
+}
+
+}  // namespace tessera::op_cases

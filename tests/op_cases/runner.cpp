@@ -1,0 +1,169 @@
+#include "op_cases/runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "backends/reference/reference_ops.h"
+
+namespace tessera::op_cases {
+namespace {
+
+Outputs run(const OpCase& op_case, const Request& request) {
+    return std::visit([&](const auto& shape) { return execute(shape, request); }, op_case.shape);
+}
+
+/// Another way to cut the rows into calls, 0 when there is none: every row alone for small batches,
+/// the chunks of a small -ub for larger ones.
+int32_t other_cut(const OpCase& op_case) {
+    int32_t rows = 0;
+    std::visit(
+        [&](const auto& shape) {
+            if constexpr (requires { shape.t; })
+                rows = shape.t;
+            else if constexpr (requires { shape.runs; })
+                for (const Run& part : shape.runs) rows += part.count;
+            else
+                rows = static_cast<int32_t>(shape.shape.front());
+        },
+        op_case.shape);
+    if (rows < 2) return 0;
+    if (rows <= 17) return 1;
+    return rows <= 129 ? 13 : 64;
+}
+
+bool is_fused(const OpCase& op_case) {
+    if (const auto* fused = std::get_if<FusedCase>(&op_case.shape))
+        return fused->kind != FusedKind::kPrepare;
+    const auto* paged = std::get_if<PagedCase>(&op_case.shape);
+    return paged != nullptr && paged->kind == PagedKind::kQkNormRopeStore;
+}
+
+/// Where two runs of the same backend differ in a bit, or nothing.
+std::optional<std::string> compare_bits(const Outputs& a, const Outputs& b) {
+    if (a.values.size() != b.values.size() || a.exact.size() != b.exact.size())
+        return "number of outputs";
+    for (size_t i = 0; i < a.values.size(); ++i)
+        if (std::bit_cast<uint32_t>(a.values[i]) != std::bit_cast<uint32_t>(b.values[i]))
+            return fmt::format("value {}: {} and {}", i, a.values[i], b.values[i]);
+    for (size_t i = 0; i < a.exact.size(); ++i)
+        if (a.exact[i] != b.exact[i])
+            return fmt::format("byte {}: {:#04x} and {:#04x}", i, static_cast<int>(a.exact[i]),
+                               static_cast<int>(b.exact[i]));
+    return std::nullopt;
+}
+
+std::optional<std::string> compare_outputs(const Outputs& tested,
+                                           const Outputs& expected,
+                                           double bound,
+                                           double& nmse) {
+    const Outputs tested_exact{.exact = tested.exact};
+    const Outputs expected_exact{.exact = expected.exact};
+    if (const auto difference = compare_bits(tested_exact, expected_exact)) return difference;
+    return compare_values(tested.values, expected.values, bound, nmse);
+}
+
+}  // namespace
+
+std::optional<std::string> compare_values(std::span<const float> tested,
+                                          std::span<const float> expected,
+                                          double bound,
+                                          double& nmse) {
+    if (tested.size() != expected.size()) return "number of outputs";
+    double error = 0.0;
+    double power = 0.0;
+    double worst = -1.0;
+    size_t worst_index = 0;
+    for (size_t i = 0; i < tested.size(); ++i) {
+        const double a = static_cast<double>(tested[i]);
+        const double b = static_cast<double>(expected[i]);
+        if (std::isnan(a) || std::isnan(b))
+            return fmt::format("value {}: {}, expected {}", i, a, b);
+        if (std::isinf(a) || std::isinf(b)) {
+            if (a != b) return fmt::format("value {}: {}, expected {}", i, a, b);
+            continue;
+        }
+        error += (a - b) * (a - b);
+        power += a * a;
+        if (std::fabs(a - b) > worst) {
+            worst = std::fabs(a - b);
+            worst_index = i;
+        }
+    }
+    nmse = error == 0.0 ? 0.0 : power == 0.0 ? INFINITY : error / power;
+    if (nmse <= bound) return std::nullopt;
+    return fmt::format("NMSE {:.3g} > {:.3g}, worst value {}: {}, expected {}", nmse, bound,
+                       worst_index, tested[worst_index], expected[worst_index]);
+}
+
+Runner::Runner(const MakeOps& make, WeightBank& bank)
+    : bank_(bank),
+      ops_(make(0)),
+      single_(make(1)),
+      subject_(*ops_, bank_),
+      single_subject_(*single_, bank_) {}
+
+Subject& Runner::reference(ActWants wants) {
+    Oracle& oracle = references_[{wants.prompt, wants.generated}];
+    if (oracle.ops == nullptr) {
+        // One bit is set where a weight asked for formats; without a weight they do not matter.
+        const auto format = [](uint8_t bits) {
+            return bits == 0 ? ActFormat::kF32 : static_cast<ActFormat>(std::countr_zero(bits));
+        };
+        oracle.ops = make_reference_ops(
+            {.act_prompt = format(wants.prompt), .act_generated = format(wants.generated)});
+        oracle.subject = std::make_unique<Subject>(*oracle.ops, bank_);
+    }
+    return *oracle.subject;
+}
+
+Verdict Runner::check(const OpCase& op_case) {
+    Verdict verdict;
+    const auto fail = [&](std::string_view what, const std::string& why) {
+        if (!verdict.ok) return;
+        verdict.ok = false;
+        verdict.fault = fmt::format("{}: {}", what, why);
+    };
+    Request request{.subject = subject_, .seed = op_case.seed};
+    const Outputs tested = run(op_case, request);
+    for (const std::string& fault : tested.faults) fail("memory", fault);
+
+    const Outputs expected =
+        run(op_case, {.subject = reference(tested.wants), .seed = op_case.seed});
+    for (const std::string& fault : expected.faults) fail("reference memory", fault);
+    const double bound = tolerance(op_case, tested.wants);
+    if (const auto difference = compare_outputs(tested, expected, bound, verdict.nmse))
+        fail("against the reference", *difference);
+
+    const auto same_bits = [&](std::string_view what, const Request& other) {
+        if (!verdict.ok) return;
+        const Outputs again = run(op_case, other);
+        if (const auto difference = compare_bits(tested, again)) fail(what, *difference);
+    };
+    same_bits("run twice", {.subject = subject_, .seed = op_case.seed, .poison = 0xff});
+    same_bits("on one thread", {.subject = single_subject_, .seed = op_case.seed});
+    if (const int32_t cut = other_cut(op_case); cut > 0)
+        same_bits(fmt::format("cut into calls of {} rows", cut),
+                  {.subject = subject_, .seed = op_case.seed, .cut = cut});
+    if (is_fused(op_case) && verdict.ok) {
+        request.body = Body::kDefault;
+        double ignored = 0.0;
+        if (const auto difference = compare_outputs(tested, run(op_case, request), bound, ignored))
+            fail("against the composition", *difference);
+    }
+    return verdict;
+}
+
+Measurement Runner::measure(const OpCase& op_case, double seconds) {
+    Request request{.subject = subject_, .seed = op_case.seed, .repeats = 1};
+    run(op_case, request);
+    const double once = std::max(run(op_case, request).seconds, 1e-7);
+    request.repeats = static_cast<int32_t>(std::clamp(seconds / once, 1.0, 100000.0));
+    const double total = run(op_case, request).seconds;
+    return {request.repeats, total / request.repeats};
+}
+
+}  // namespace tessera::op_cases

@@ -1,0 +1,125 @@
+// The one table of tolerances. Reasons, for a backend that sums in f32 what the reference sums in
+// f64, both from the same rounded operands:
+// - a sum of K products in f32 has an NMSE of about K (2^-24)^2 / 6, 2e-12 at K = 2880; a case with
+//   a single output may by chance be a hundred times below the typical output;
+// - weights that bf16 cannot hold (all but BF16, MXFP4, NVFP4) may be rounded to it where the
+//   activations are bf16 or nvfp4: (2^-9)^2 / 3 = 1.3e-6;
+// - a producer whose f32 arithmetic differs in the last bit flips a rounding to bf16 once in 2^16,
+//   to int8 once in 2^17, to nvfp4 once in 2^20, by one step of that format.
+#include <algorithm>
+
+#include "op_cases/runner.h"
+
+namespace tessera::op_cases {
+namespace {
+
+// MUL_MAT and LINEAR_MANY.
+constexpr double kProduct = 1e-9;
+constexpr double kProductRoundedWeights = 2e-5;
+// LINEAR_GLU and RMS_NORM_INPUT, by the format of their result.
+constexpr double kResultF32 = 1e-9;
+constexpr double kResultBf16 = 1e-7;
+constexpr double kResultInt8 = 1e-6;
+constexpr double kResultNvfp4 = 1e-3;
+// One f32 rounding per element.
+constexpr double kRowwise = 1e-12;
+constexpr double kSoftmax = 1e-11;
+// Angles whose frequency is an f32: position * 2^-25 radians off.
+constexpr double kRopeNear = 1e-9;  ///< positions below 4096
+constexpr double kRopeFar = 1e-5;   ///< positions up to 2^17
+// Generated rows are summed in f32. Prompt rows may take tiles whose operands (q, k, v and the
+// probabilities) are rounded to bf16: 5e-6 was measured over 66 keys, 2.7e-5 over 4103, where the
+// values nearly average out.
+constexpr double kAttention = 1e-9;
+constexpr double kAttentionPrompt = 1e-4;
+// Keys rounded to the cache's type after an f32 rotation: a flip is one step of that type.
+constexpr double kStoredF32 = 1e-9;
+constexpr double kStored16 = 1e-7;
+constexpr double kStoredQ8 = 1e-6;
+
+bool wants(ActWants wanted, ActFormat format, int32_t t, int32_t prompt_rows) {
+    const auto bit = static_cast<uint8_t>(1u << static_cast<unsigned>(format));
+    return (prompt_rows > 0 && (wanted.prompt & bit) != 0) ||
+           (prompt_rows < t && (wanted.generated & bit) != 0);
+}
+
+bool exact_in_bf16(DType format) {
+    return format == DType::kBF16 || format == DType::kMXFP4 || format == DType::kNVFP4;
+}
+
+double product_bound(DType weight, ActWants wanted, int32_t t, int32_t prompt_rows) {
+    const bool rounds = wants(wanted, ActFormat::kBF16, t, prompt_rows) ||
+                        wants(wanted, ActFormat::kNvfp4, t, prompt_rows);
+    return rounds && !exact_in_bf16(weight) ? kProductRoundedWeights : kProduct;
+}
+
+double result_bound(ActWants wanted, int32_t t, int32_t prompt_rows) {
+    if (wants(wanted, ActFormat::kNvfp4, t, prompt_rows)) return kResultNvfp4;
+    if (wants(wanted, ActFormat::kInt8, t, prompt_rows)) return kResultInt8;
+    return wants(wanted, ActFormat::kBF16, t, prompt_rows) ? kResultBf16 : kResultF32;
+}
+
+double bound_of(const LinearCase& shape, ActWants wanted) {
+    return product_bound(shape.weight, wanted, shape.t, shape.prompt_rows);
+}
+
+double bound_of(const FusedCase& shape, ActWants wanted) {
+    const double product = product_bound(shape.weight, wanted, shape.t, shape.prompt_rows);
+    const double result = result_bound(wanted, shape.t, shape.prompt_rows);
+    switch (shape.kind) {
+        case FusedKind::kLinearMany:
+            return product;
+        case FusedKind::kPrepare:
+            return 0.0;
+        case FusedKind::kRmsNormInput:
+            return result;
+        case FusedKind::kLinearGlu:
+            break;
+    }
+    return std::max(product, result);
+}
+
+double bound_of(const NormCase&, ActWants) {
+    return kRowwise;
+}
+double bound_of(const AddCase&, ActWants) {
+    return 0.0;
+}
+double bound_of(const GluCase&, ActWants) {
+    return kRowwise;
+}
+double bound_of(const SoftmaxCase&, ActWants) {
+    return kSoftmax;
+}
+double bound_of(const RopeCase& shape, ActWants) {
+    return shape.first_position + shape.t <= 4096 ? kRopeNear : kRopeFar;
+}
+double bound_of(const CopyCase&, ActWants) {
+    return kRowwise;
+}
+double bound_of(const ConcatCase&, ActWants) {
+    return 0.0;
+}
+double bound_of(const GatherCase&, ActWants) {
+    return kRowwise;
+}
+double bound_of(const PagedCase& shape, ActWants) {
+    if (shape.kind == PagedKind::kAttention)
+        return shape.prompt_runs > 0 ? kAttentionPrompt : kAttention;
+    if (shape.type_k == DType::kF32) return kStoredF32;
+    return shape.type_k == DType::kQ8_0 ? kStoredQ8 : kStored16;
+}
+double bound_of(const ArgmaxCase&, ActWants) {
+    return 0.0;
+}
+double bound_of(const SampleCase&, ActWants) {
+    return 0.0;
+}
+
+}  // namespace
+
+double tolerance(const OpCase& op_case, ActWants wanted) {
+    return std::visit([&](const auto& shape) { return bound_of(shape, wanted); }, op_case.shape);
+}
+
+}  // namespace tessera::op_cases
