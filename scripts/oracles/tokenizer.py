@@ -41,11 +41,13 @@ PATTERNS = {
 }
 
 CORPUS = """\
-The quick brown fox doesn't jump over the lazy dog; they've said it'll be fine, I'm sure she'd agree.
+The quick brown fox doesn't jump over the lazy dog; they've said it'll be fine, I'm sure she'd \
+agree.
 WE'RE NOT SURE THAT IT'S WORKING. Don't panic: you're only reading the 3rd line of 1024 lines.
 In the beginning there was nothing, and then there was the word, and the word was tokenized.
 Numbers: 0 1 12 123 1234 12345 3.14159 1,000,000 0x1F 1e-9 2024-05-17 10:45:00 50% $9.99 #42
-def merge(left, right):\n    if left is None:\n        return right\n\n    for i in range(10):\n\t\tprint(i)
+def merge(left, right):\n    if left is None:\n        return right\n\n    for i in \
+range(10):\n\t\tprint(i)
 int main(void) {\r\n    return 0; // nothing to do\r\n}\r\n
 template <class T> std::vector<T> f(const T& x) { return {x, x}; }  /* comment */
 <div class="item"><a href="https://example.org/path?x=1&y=2">link</a></div>
@@ -67,30 +69,43 @@ of the and the in the to the of the for the on the with the that the is a was a 
 """
 
 TEXTS = [
-    "", " ", "  ", "   ", "\n", "\n\n", "\n\n\n", "\n\n\n\n\n", "\r\n", "\r\n\r\n", "\t", "\t\t", " \n", "\n ",
-    " \n ", "  \n  \n  ", "\n\t", " \t \t", "a", "A", "é", "e\u0301", " a", "a ", "  a", "a  ", "   a   b   ",
-    "Hello world", "Hello, world!", " Hello", "hello  world   again", "HELLO WORLD", "helloWorld HTTPServer XMLHttpRequest",
-    "it's", "IT'S", "It'S we'Ve THEY'LL i'M he'D you'Re don'T", "'s 't 're 've 'm 'll 'd", " 's '", "''s", "'S'T",
-    "it\u2019s we\u2019re", "it'\u017f", "'\u017ftop", "x'\u212a", "I'LLama", "they'd've", "rock'n'roll", "o'clock 'tis",
-    "1", "12", "123", "1234", "12345", "123456", "1234567", "12345678901234567890", " 1", " 12 345", "3.14159",
-    "1,234,567.89", "a1b2c3", "1a", "a1", "1234a", "1234567abc 1234567_ 1234567- 1234567", "v1.2.3-rc4",
-    "²³¹ x² ½¾ ⅓ ⅧⅨ ①② ㊿", "٠١٢٣٤ ١٢٣٤٥٦٧", "१२३४५", "１２３４", "𝟏𝟐𝟑𝟒", "1\u03012", "12\u20e3", "10\u24b6 1000\u24b6",
-    "def f(x):\n    return x + 1\n", "if (a) {\n\tb();\n\t\tc();\n}\n", "    indented\n        more\n\n\n    back",
-    "for(int i=0;i<n;++i){a[i]+=b[i];}//c", "#include <vector>\r\n\r\nint x;\r\n", "a\rb\r\rc", "line one\nline two\r\nline three",
-    "x  \n  y", "x \r\n y", "x\n\n  y", "\n\n  y  \n", "word.\n\nNext", "word...\n\n\n", "a.\r\nb!\n/c//\n/", "path/to/file\n/usr/bin", "x;\n/y;\r\n//z.\n\n", "¡/\n/\n!",
-    "!!!", "!?!?", " !", "  !", "a!b", "a ! b", "...\n", "... \n", "<>", "==>", "$x^y~z`|", "+-*/=%&@#", "\"quoted\" 'single' (paren) [brack] {brace}",
-    "Café déjà vu", "Cafe\u0301 de\u0301ja\u0300 vu", "\u0301", " \u0301", "a\u0301\u0302\u0303b", "!\u0301", "1\u0301", "\n\u0301", "a \u0301b", "\u0301\u0301 x",
-    "你好世界", "你好,世界。", " 你好 世界 ", "今天123天气very好", "こんにちは世界。テスト", "カタカナ ｶﾀｶﾅ がぎ か\u3099", "안녕하세요 세계", "\u1112\u1161\u11ab\u1100\u1173\u11af",
-    "Привет, мир!", "ПРИВЕТ Мир мИР", "Γειά σου ΚΌΣΜΕ", "مرحبا بالعالم", "مَرْحَبًا", "नमस्ते दुनिया।", "हिन्दी क्षत्रिय", "สวัสดีชาวโลก", "שָׁלוֹם", "ǅ ǆ Ǆ ǅabc aǅb ʰx xʰ ªº",
-    "😀", "😀😀", "a😀b", "👩‍👩‍👧‍👦", "👍🏽 ok", "🏳️‍🌈🇩🇪🇫🇷", "❤️ ❤", "1️⃣2️⃣", "\u200d\u200d", "a\u200db", "\ufeffbom", "a\u00adb",
-    "\x00", "\x01\x02\x03", "a\x00b", "\x1b[31mred\x1b[0m", "\x7f\x80\x9f", "\x0b\x0c", "a\x0bb\x0cc\x1cd\x1fe", "\x85", "a\x85b",
-    "\u00a0", "a\u00a0b", "a \u00a0 b", "\u2003\u2003x", "a\u2028b\u2029c", "\u3000\u3000你", "\u180e", "a\u180eb", " \u180e x", "\u200b \u200b", "\u1680x \u202f\u205f",
-    "\ue000\uf8ff", "\ufffd", "\uffff", "\U0010ffff", "𝐇𝐞𝐥𝐥𝐨", "𐐷𐐨 𐐏", "ꙮ ꭰ Ꭰ", "\U00020000\U0002a6d6", "_", "__init__", "snake_case CamelCase kebab-case", "a_1_b", "‿ ⁀",
-    "▁", "▁▁a", "a▁b ▁ c", "<0x41>", "<0x0A><0xZZ>", "<s>", "</s> <unk>", "<s>hello</s>",
-    "<|im_end|>", "done.<|im_end|>", "x<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n", ")<think>", "(<think>ok</think>)", "<think>\n\n</think>\n\nYes",
-    "<|im_start|", "<<|im_end|>>", "<|im_<|im_end|>", "<|im_end|><|im_end|>", "你<|im_end|>好", " <|im_end|> ", "1<think>2</think>3", "<|box|>2<|box|>1<|box|>",
-    "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>", "<|endoftext|>", "a<|endoftext|>b", "<think", "think>", "'<think>s", "12<|im_end|>34",
-    "   <|im_start|>   ", "\n<|im_start|>\n", "<THINK>", "of the and the in the to the", "      deep   indent\t\tmix \t ", "a" * 300, " " * 300, "ab" * 150, "\n" * 37, "1" * 200, "!" * 150, "the " * 60,
+    "", " ", "  ", "   ", "\n", "\n\n", "\n\n\n", "\n\n\n\n\n", "\r\n", "\r\n\r\n", "\t", "\t\t",
+    " \n", "\n ", " \n ", "  \n  \n  ", "\n\t", " \t \t", "a", "A", "é", "e\u0301", " a", "a ",
+    "  a", "a  ", "   a   b   ", "Hello world", "Hello, world!", " Hello", "hello  world   again",
+    "HELLO WORLD", "helloWorld HTTPServer XMLHttpRequest", "it's", "IT'S",
+    "It'S we'Ve THEY'LL i'M he'D you'Re don'T", "'s 't 're 've 'm 'll 'd", " 's '", "''s", "'S'T",
+    "it\u2019s we\u2019re", "it'\u017f", "'\u017ftop", "x'\u212a", "I'LLama", "they'd've",
+    "rock'n'roll", "o'clock 'tis", "1", "12", "123", "1234", "12345", "123456", "1234567",
+    "12345678901234567890", " 1", " 12 345", "3.14159", "1,234,567.89", "a1b2c3", "1a", "a1",
+    "1234a", "1234567abc 1234567_ 1234567- 1234567", "v1.2.3-rc4", "²³¹ x² ½¾ ⅓ ⅧⅨ ①② ㊿",
+    "٠١٢٣٤ ١٢٣٤٥٦٧", "१२३४५", "１２３４", "𝟏𝟐𝟑𝟒", "1\u03012", "12\u20e3", "10\u24b6 1000\u24b6",
+    "def f(x):\n    return x + 1\n", "if (a) {\n\tb();\n\t\tc();\n}\n",
+    "    indented\n        more\n\n\n    back", "for(int i=0;i<n;++i){a[i]+=b[i];}//c",
+    "#include <vector>\r\n\r\nint x;\r\n", "a\rb\r\rc", "line one\nline two\r\nline three",
+    "x  \n  y", "x \r\n y", "x\n\n  y", "\n\n  y  \n", "word.\n\nNext", "word...\n\n\n",
+    "a.\r\nb!\n/c//\n/", "path/to/file\n/usr/bin", "x;\n/y;\r\n//z.\n\n", "¡/\n/\n!", "!!!", "!?!?",
+    " !", "  !", "a!b", "a ! b", "...\n", "... \n", "<>", "==>", "$x^y~z`|", "+-*/=%&@#",
+    "\"quoted\" 'single' (paren) [brack] {brace}", "Café déjà vu", "Cafe\u0301 de\u0301ja\u0300 vu",
+    "\u0301", " \u0301", "a\u0301\u0302\u0303b", "!\u0301", "1\u0301", "\n\u0301", "a \u0301b",
+    "\u0301\u0301 x", "你好世界", "你好,世界。", " 你好 世界 ", "今天123天气very好", "こんにちは世界。テスト",
+    "カタカナ ｶﾀｶﾅ がぎ か\u3099", "안녕하세요 세계", "\u1112\u1161\u11ab\u1100\u1173\u11af", "Привет, мир!",
+    "ПРИВЕТ Мир мИР", "Γειά σου ΚΌΣΜΕ", "مرحبا بالعالم", "مَرْحَبًا", "नमस्ते दुनिया।",
+    "हिन्दी क्षत्रिय", "สวัสดีชาวโลก", "שָׁלוֹם", "ǅ ǆ Ǆ ǅabc aǅb ʰx xʰ ªº", "😀", "😀😀", "a😀b",
+    "👩‍👩‍👧‍👦", "👍🏽 ok", "🏳️‍🌈🇩🇪🇫🇷", "❤️ ❤", "1️⃣2️⃣", "\u200d\u200d", "a\u200db", "\ufeffbom",
+    "a\u00adb", "\x00", "\x01\x02\x03", "a\x00b", "\x1b[31mred\x1b[0m", "\x7f\x80\x9f", "\x0b\x0c",
+    "a\x0bb\x0cc\x1cd\x1fe", "\x85", "a\x85b", "\u00a0", "a\u00a0b", "a \u00a0 b", "\u2003\u2003x",
+    "a\u2028b\u2029c", "\u3000\u3000你", "\u180e", "a\u180eb", " \u180e x", "\u200b \u200b",
+    "\u1680x \u202f\u205f", "\ue000\uf8ff", "\ufffd", "\uffff", "\U0010ffff", "𝐇𝐞𝐥𝐥𝐨", "𐐷𐐨 𐐏",
+    "ꙮ ꭰ Ꭰ", "\U00020000\U0002a6d6", "_", "__init__", "snake_case CamelCase kebab-case", "a_1_b",
+    "‿ ⁀", "▁", "▁▁a", "a▁b ▁ c", "<0x41>", "<0x0A><0xZZ>", "<s>", "</s> <unk>", "<s>hello</s>",
+    "<|im_end|>", "done.<|im_end|>", "x<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n", ")<think>",
+    "(<think>ok</think>)", "<think>\n\n</think>\n\nYes", "<|im_start|", "<<|im_end|>>",
+    "<|im_<|im_end|>", "<|im_end|><|im_end|>", "你<|im_end|>好", " <|im_end|> ", "1<think>2</think>3",
+    "<|box|>2<|box|>1<|box|>", "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>",
+    "<|endoftext|>", "a<|endoftext|>b", "<think", "think>", "'<think>s", "12<|im_end|>34",
+    "   <|im_start|>   ", "\n<|im_start|>\n", "<THINK>", "of the and the in the to the",
+    "      deep   indent\t\tmix \t ", "a" * 300, " " * 300, "ab" * 150, "\n" * 37, "1" * 200,
+    "!" * 150, "the " * 60,
 ]
 
 
@@ -126,7 +141,8 @@ def pre_tokenizer(name):
         "laguna": [split(r"[^\n]+|[\n]+"), split(PATTERNS["qwen2"]), raw],
         "tiny_aya": [split(r"\d{1,3}(?=(?:\d{3})*\b)"), split(PATTERNS["gpt-4o"]), raw],
         "default": [split(r"[\p{P}\$\+<=>\^~\|]+"),
-                    split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
+                    split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+"
+                          r"| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
                     split(r"\p{N}+"), split("[0-9][0-9][0-9]"), raw],
     }
     if name in PATTERNS:
