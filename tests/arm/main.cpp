@@ -1,4 +1,5 @@
-// `test-ops test` alone, for the cross-compiled check of scripts/arm.sh: op cases, backend and reference, no text.
+// `test-ops test` alone, for the cross-compiled check of scripts/arm.sh: op cases, backend and
+// reference, no text.
 #include <cstdio>
 
 #include "tools/test_ops.h"
