@@ -89,7 +89,7 @@ void encode_elements(const float* x, float scale, uint8_t* codes) {
                          int{magnitude > 1.25f * scale} + int{magnitude >= 1.75f * scale} +
                          int{magnitude > 2.5f * scale} + int{magnitude >= 3.5f * scale} +
                          int{magnitude > 5.0f * scale};
-        codes[i] = static_cast<uint8_t>(code | (std::bit_cast<uint32_t>(x[i]) >> 31 << 3));
+        codes[i] = static_cast<uint8_t>(code | (std::signbit(x[i]) ? 8 : 0));
     }
 }
 

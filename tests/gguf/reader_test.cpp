@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -228,7 +229,8 @@ TEST(SafetensorsReader, TensorsAreWhereTheyWereWritten) {
         ASSERT_NE(tensor, nullptr) << expected.name;
         EXPECT_EQ(safetensors_type_name(tensor->type), expected.type) << expected.name;
         EXPECT_EQ(tensor->shape, expected.shape) << expected.name;
-        EXPECT_EQ(std::memcmp(tensor->data, expected.first.data(), expected.first.size()), 0)
+        const auto* data = reinterpret_cast<const uint8_t*>(tensor->data);
+        EXPECT_TRUE(std::equal(expected.first.begin(), expected.first.end(), data))
             << expected.name;
     }
     EXPECT_EQ(file.find_tensor("model.half")->elements(), 6);
