@@ -3,6 +3,7 @@
 // dealt out to the threads: sums are never split, so threads do not change results.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <source_location>
 
 #include "backends/cpu/cpu_linear.h"
@@ -14,6 +15,10 @@ namespace {
 
 /// Multiply-adds below which one thread is faster than waking another.
 constexpr int64_t kSerialWork = 48 << 10;
+/// Pieces of a weight that a thread takes one after the other.
+constexpr int64_t kPieces = 8;
+/// Weights below this size go to each thread in one piece.
+constexpr int64_t kLargeBytes = 1 << 20;
 /// Activations that should stay in the second-level cache while weights pass by.
 constexpr int64_t kActBytes = 1 << 20;
 
@@ -284,9 +289,18 @@ void run_rows(Exec& ex, const Product& product) {
     const BlockInput input = input_of(product, scratch);
     if (elements * product.blocks * kBlockRows < kSerialWork)
         return run_blocks(product, input, {0, product.blocks}, range_rows, sums.row<float>(0));
+    // Dealt out as threads come: a core that is held up for a moment delays one piece, not a half.
+    const bool large = product.blocks * product.weights[0].code_step >= kLargeBytes;
+    const int64_t piece =
+        std::max<int64_t>(1, (product.blocks + threads - 1) / threads / (large ? kPieces : 1));
+    std::atomic<int64_t> next{0};
     product.pool.run([&](int32_t thread) {
-        run_blocks(product, input, share(product.blocks, 1, thread, threads), range_rows,
-                   sums.row<float>(thread));
+        for (;;) {
+            const int64_t begin = next.fetch_add(piece, std::memory_order_relaxed);
+            if (begin >= product.blocks) return;
+            run_blocks(product, input, {begin, std::min(begin + piece, product.blocks)}, range_rows,
+                       sums.row<float>(thread));
+        }
     });
 }
 

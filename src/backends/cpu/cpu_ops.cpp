@@ -162,29 +162,16 @@ std::vector<std::string_view> CpuOps::overrides() const {
 }
 
 void CpuOps::FreeBlock::operator()(void* base) const {
-    if (mapped_bytes > 0) {
-        munmap(base, mapped_bytes);
-    } else {
-        std::free(base);
-    }
+    munmap(base, mapped_bytes);
 }
 
-std::byte* CpuOps::allocate(size_t bytes) {
-    constexpr size_t kAlignment = 64;
+/// `bytes` of a fresh mapping, aligned to huge pages: it reads as zero and costs memory only where
+/// it is written, so key/value pages that no sequence uses stay free.
+std::byte* CpuOps::map(size_t bytes) {
     const auto refuse = [bytes] {
         throw UserError(ExitCode::kMemory,
                         "cannot allocate " + std::to_string(bytes >> 20) + " MiB of memory");
     };
-    if (bytes < kHugePage) {
-        const size_t rounded = (bytes / kAlignment + 1) * kAlignment;
-        void* block = std::aligned_alloc(kAlignment, rounded);
-        if (block == nullptr) refuse();
-        std::memset(block, 0, rounded);
-        memory_.emplace_back(block, FreeBlock{0});
-        return static_cast<std::byte*>(block);
-    }
-    // Fresh mappings read as zero and cost memory only where they are written: key/value pages that
-    // no sequence uses stay free. Huge pages need their own alignment.
     if (bytes > SIZE_MAX - kHugePage) refuse();
     const size_t mapped = bytes + kHugePage;
     void* block = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -195,6 +182,23 @@ std::byte* CpuOps::allocate(size_t bytes) {
     std::byte* base = static_cast<std::byte*>(block) + skip;
     // Only advice: where it is refused, memory is merely slower.
     madvise(base, bytes, MADV_HUGEPAGE);
+    return base;
+}
+
+std::byte* CpuOps::allocate(size_t bytes) {
+    constexpr size_t kAlignment = 64;
+    // Small weights share huge pages: spread over small ones, a model of 135 million weights
+    // decodes a tenth slower for want of address translations.
+    constexpr size_t kChunk = 8 * kHugePage;
+    if (bytes >= kHugePage) return map(bytes);
+    const size_t rounded = (bytes / kAlignment + 1) * kAlignment;
+    if (chunk_left_ < rounded) {
+        chunk_ = map(kChunk);
+        chunk_left_ = kChunk;
+    }
+    std::byte* base = chunk_;
+    chunk_ += rounded;
+    chunk_left_ -= rounded;
     return base;
 }
 

@@ -126,7 +126,7 @@ class CpuOps final : public Ops {
   private:
     struct Linear;  ///< kernel table and formats, cpu_linear.cpp
     struct Rows;    ///< kernel tables of everything else, cpu_rows.cpp
-    /// Frees a block of allocate(): mapped_bytes of address space, or heap memory when 0.
+    /// Unmaps a mapping of map().
     struct FreeBlock {
         size_t mapped_bytes = 0;
         void operator()(void* base) const;
@@ -136,7 +136,10 @@ class CpuOps final : public Ops {
     Isa isa_;
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Rows> rows_;
+    std::byte* map(size_t bytes);
     std::vector<std::unique_ptr<void, FreeBlock>> memory_;
+    std::byte* chunk_ = nullptr;  ///< rest of the mapping that small blocks share
+    size_t chunk_left_ = 0;
     std::vector<OpCount> counts_;
     bool timing_ = false;
 };

@@ -1,8 +1,8 @@
 // Fork-join by an epoch counter: run() publishes the task and bumps `epoch`, workers see the bump,
 // work and count `pending` down. All three waits (for work, for the team, in the barrier) spin for
-// some tens of microseconds, longer than the gap between two ops of a token, and then sleep on a
-// futex. With more threads than cores nobody spins: a spinner would hold the core that the thread
-// it waits for needs. A condition variable was rejected: its wake-up costs more than most ops.
+// a few milliseconds, longer than an op of a token, and then sleep on a futex. With more threads
+// than cores nobody spins: a spinner would hold the core that the thread it waits for needs. A
+// condition variable was rejected: its wake-up costs more than most ops.
 #include "backends/cpu/thread_pool.h"
 
 #include <atomic>
@@ -18,6 +18,10 @@
 
 namespace tessera::cpu {
 namespace {
+
+/// Longer than any op that is not worth a sleep: on virtual machines a wake-up costs a tenth of a
+/// millisecond.
+constexpr std::chrono::milliseconds kSpin{3};
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -82,8 +86,7 @@ ThreadPool::ThreadPool(int32_t threads) : impl_(std::make_unique<Impl>()) {
     check(threads >= 1, "a thread pool has at least one thread");
     impl_->threads = threads;
     const auto cores = static_cast<int32_t>(std::thread::hardware_concurrency());
-    if (threads > 1 && (cores == 0 || threads <= cores))
-        impl_->spin = std::chrono::microseconds(50);
+    if (threads > 1 && (cores == 0 || threads <= cores)) impl_->spin = kSpin;
     for (int32_t thread = 1; thread < threads; ++thread)
         impl_->workers.emplace_back([impl = impl_.get(), thread] { impl->work(thread); });
 }
