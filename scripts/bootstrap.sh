@@ -2,7 +2,7 @@
 # Installs what building and testing need on Debian 12 or Ubuntu: only packages that are missing, so that a second run
 # does nothing. Needs root or sudo.
 #   scripts/bootstrap.sh          everything that the two commands need
-#   scripts/bootstrap.sh --dev    also clang (fuzz targets, formatting), the ARM cross compiler and its emulator
+#   scripts/bootstrap.sh --dev    also clang (fuzz targets; version 16, because 14 lacks std::source_location), clang-format, the ARM cross compiler and its emulator
 set -euo pipefail
 
 packages=(
@@ -10,7 +10,7 @@ packages=(
     libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libgtest-dev
 )
 if [[ ${1:-} == --dev ]]; then
-    packages+=(clang clang-format-14 libclang-rt-14-dev g++-aarch64-linux-gnu qemu-user)
+    packages+=(git clang-16 clang-format-14 libclang-rt-16-dev g++-aarch64-linux-gnu qemu-user)
 fi
 
 missing=()

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
 shift || true
-scripts/build.sh build-fuzz -DTESSERA_FUZZ=ON -DTESSERA_TESTS=ON -DCMAKE_CXX_COMPILER=clang++ \
+scripts/build.sh build-fuzz -DTESSERA_FUZZ=ON -DTESSERA_TESTS=ON -DCMAKE_CXX_COMPILER=clang++-16 \
     -DCMAKE_BUILD_TYPE=RelWithDebInfo
 targets=("$@")
 if [[ ${#targets[@]} -eq 0 ]]; then
