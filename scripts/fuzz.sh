@@ -4,8 +4,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
 shift || true
-scripts/build.sh build-fuzz -DTESSERA_FUZZ=ON -DTESSERA_TESTS=ON -DCMAKE_CXX_COMPILER=clang++-16 \
-    -DCMAKE_BUILD_TYPE=RelWithDebInfo
+cmake -S . -B build-fuzz -G Ninja -DTESSERA_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++-16 \
+    -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
+cmake --build build-fuzz --target fuzzers >&2
 targets=("$@")
 if [[ ${#targets[@]} -eq 0 ]]; then
     mapfile -t targets < <(find build-fuzz/tests/fuzz -maxdepth 1 -name 'fuzz_*' -type f -executable | sort)
