@@ -34,7 +34,8 @@ class Runner {
     /// twice; on one thread; with the rows cut into other calls; and, for fused ops, as
     /// composition.
     Verdict check(const OpCase& op_case);
-    /// As many runs as fit into `seconds`, at least one, preparation of operands left out.
+    /// Five groups of runs that take about `seconds` together; the fastest group counts, because a
+    /// busy machine only ever adds time. Preparation of operands is left out.
     Measurement measure(const OpCase& op_case, double seconds);
     Ops& ops() { return *ops_; }
 
