@@ -85,7 +85,8 @@ GenerateResult Chat::ask(std::string_view user,
         GenerateResult result = std::move(generate(engine_, {&request, 1}, progress).front());
         const size_t run = std::min(prompt.size(), static_cast<size_t>(sequence_.length()));
         held_.assign(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(run));
-        if (result.finish == FinishReason::kNan) {
+        const bool nothing_said = result.finish == FinishReason::kCancelled && result.text.empty();
+        if (result.finish == FinishReason::kNan || nothing_said) {
             messages_.pop_back();
         } else {
             messages_.push_back({"assistant", result.text});

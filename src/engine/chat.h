@@ -56,8 +56,8 @@ class Chat {
     Chat(Engine& engine, ChatOptions options, std::string_view system);
 
     /// Adds the user's message, runs the answer and adds it (whatever was shown, when it was cut
-    /// short). Callbacks as in GenerateRequest. When it throws or gives kNan, the message is taken
-    /// back and the conversation is as before.
+    /// short). Callbacks as in GenerateRequest. When it throws, gives kNan or is cancelled before
+    /// anything was shown, the message is taken back and the conversation is as before.
     GenerateResult ask(std::string_view user,
                        const GenerateOptions& options,
                        const std::function<void(std::string_view)>& on_text,

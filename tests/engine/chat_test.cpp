@@ -77,14 +77,14 @@ TEST(Chat, ReusedPrefixAnswersAsColdStart) {
 
 // Guards against a message that stays in the history although its answer never came.
 TEST(Chat, QuestionThatDoesNotFitIsTakenBack) {
-    const auto engine = tiny_engine({.context = 128});
+    const auto engine = tiny_engine({.context = 256});
     Chat chat(*engine, chat_options(), "");
     const std::string first = ask(chat, "Hello").text;
-    EXPECT_THROW(ask(chat, std::string(300, 'x')), UserError);
+    EXPECT_THROW(ask(chat, std::string(600, 'x')), UserError);
     ASSERT_EQ(chat.messages().size(), 2u);
     const std::string after = ask(chat, "Again").text;
     std::vector<ChatMessage> messages{{"user", "Hello"}, {"assistant", first}, {"user", "Again"}};
-    EXPECT_EQ(after, cold_answer({.context = 128}, messages));
+    EXPECT_EQ(after, cold_answer({.context = 256}, messages));
 }
 
 // Guards against a cancelled answer that spoils the turns after it.
@@ -101,6 +101,16 @@ TEST(Chat, InterruptedAnswerStaysInTheHistory) {
     const std::string after = ask(chat, "Go on").text;
     std::vector<ChatMessage> messages{{"user", "Hello"}, {"assistant", shown}, {"user", "Go on"}};
     EXPECT_EQ(after, cold_answer({.context = 256}, messages));
+}
+
+// Guards against an empty answer in the history of a question that was cancelled in its prompt.
+TEST(Chat, CancelledQuestionIsTakenBack) {
+    const auto engine = tiny_engine({});
+    Chat chat(*engine, chat_options(), "");
+    const GenerateResult cut = chat.ask("Hello", greedy(12), {}, [] { return true; }, {});
+    EXPECT_EQ(cut.finish, FinishReason::kCancelled);
+    EXPECT_TRUE(chat.messages().empty());
+    EXPECT_EQ(ask(chat, "Hello").text, cold_answer({}, {{"user", "Hello"}}));
 }
 
 TEST(Chat, ResetKeepsOnlyTheSystemMessage) {
