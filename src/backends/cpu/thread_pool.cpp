@@ -22,6 +22,8 @@ namespace {
 /// Longer than any op that is not worth a sleep: on virtual machines a wake-up costs a tenth of a
 /// millisecond.
 constexpr std::chrono::milliseconds kSpin{3};
+/// A wait shorter than this does not yield.
+constexpr std::chrono::microseconds kAlone{50};
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -38,13 +40,17 @@ void wait_for_change(const std::atomic<T>& word, T seen, std::chrono::nanosecond
     constexpr int32_t kPausesPerLook = 16;
     if (word.load(std::memory_order_acquire) != seen) return;
     if (spin.count() > 0) {
-        const auto deadline = std::chrono::steady_clock::now() + spin;
+        const auto start = std::chrono::steady_clock::now();
+        auto now = start;
         do {
             for (int32_t i = 0; i < kPausesPerLook; ++i) {
                 if (word.load(std::memory_order_acquire) != seen) return;
                 relax();
             }
-        } while (std::chrono::steady_clock::now() < deadline);
+            // Whoever else can use this core shall have it; with nobody there this returns at once.
+            if (now - start > kAlone) std::this_thread::yield();
+            now = std::chrono::steady_clock::now();
+        } while (now - start < spin);
     }
     while (word.load(std::memory_order_acquire) == seen) word.wait(seen, std::memory_order_acquire);
 }
