@@ -201,6 +201,15 @@ SliceRange clip_slice(int64_t length, const Value& start, const Value& stop, con
             static_cast<int64_t>((static_cast<uint64_t>(distance) - 1) / magnitude) + 1};
 }
 
+bool is_hashable(Heap& heap, const Value& value) {
+    heap.step();
+    if (value.is(Type::kList) || value.is(Type::kDict) || value.is(Type::kView)) return false;
+    if (!value.is(Type::kTuple)) return true;
+    const std::vector<Value>& items = value.as<List>()->items;
+    return std::all_of(items.begin(), items.end(),
+                       [&heap](const Value& item) { return is_hashable(heap, item); });
+}
+
 Value slice_string(Heap& heap, const Value& value, const SliceRange& range) {
     const std::string_view text = value.view();
     heap.step(static_cast<int64_t>(text.size()) / 512);
@@ -270,7 +279,7 @@ Value negate(const Value& value, bool minus) {
 std::optional<Value> subscript(Heap& heap, const Value& object, const Value& key) {
     if (object.is(Type::kUndefined)) fail(object.text().bytes);
     if (object.is(Type::kDict)) {
-        if (key.is(Type::kList) || key.is(Type::kDict)) return std::nullopt;
+        if (!is_hashable(heap, key)) return std::nullopt;
         const Value* found = object.as<Dict>()->find(heap, key);
         return found == nullptr ? std::nullopt : std::optional<Value>(*found);
     }

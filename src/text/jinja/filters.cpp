@@ -189,7 +189,9 @@ Value round_filter(Runtime&, const Value& input, const Arguments& arguments) {
         const double unit = std::pow(10.0, static_cast<double>(precision));
         const double scaled = input.as_double() * unit;
         if (!std::isfinite(scaled)) fail("cannot convert float to integer");
-        return Value::real((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / unit);
+        // Python rounds to an int here, which has no negative zero; adding zero drops its sign.
+        const double whole = (method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) + 0.0;
+        return Value::real(whole / unit);
     }
     if (input.is_integral()) return Value::integer(round_int(input.as_int(), precision));
     const double value = input.as_double();

@@ -103,13 +103,15 @@ bool is_escaped(Runtime&, const Value& input, const Arguments& arguments) {
     return input.is_markup();
 }
 
-bool is_filter(Runtime&, const Value& input, const Arguments& arguments) {
+bool is_filter(Runtime& runtime, const Value& input, const Arguments& arguments) {
     no_arguments(arguments);
+    hash_value(runtime.heap(), input);  // Lists and dicts are no keys of a table of names.
     return input.is_string() && find_filter(input.view()) != nullptr;
 }
 
-bool is_test(Runtime&, const Value& input, const Arguments& arguments) {
+bool is_test(Runtime& runtime, const Value& input, const Arguments& arguments) {
     no_arguments(arguments);
+    hash_value(runtime.heap(), input);  // Lists and dicts are no keys of a table of names.
     return input.is_string() && find_test(input.view()) != nullptr;
 }
 
