@@ -110,7 +110,7 @@ struct Estimate {
 /// What an engine with these options would take.
 Estimate estimate_memory(const GgufFile& file, const Model& model, const EngineOptions& options) {
     return {.context = options.context > 0 ? options.context : model.info().train_context,
-            .plan = plan_memory(options, GgufFile::open(file.path()))};
+            .plan = plan_memory(options, file)};
 }
 
 void print_keys(const GgufFile& file) {

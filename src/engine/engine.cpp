@@ -41,7 +41,6 @@ Tensor int_tensor(std::vector<int32_t>& values) {
 
 struct Engine::Impl {
     EngineOptions options;
-    GgufFile file;
     std::unique_ptr<Ops> ops;
     std::unique_ptr<Model> model;
     std::optional<Tokenizer> tokenizer;
@@ -62,17 +61,17 @@ struct Engine::Impl {
     int64_t staging_capacity = 0;
     BatchBuffers buffers;
 
-    Impl(const EngineOptions& given, GgufFile gguf) : options(given), file(std::move(gguf)) {}
+    explicit Impl(const EngineOptions& given) : options(given) {}
 
     void prepare_options();
     void check_kv_types() const;
     int64_t kv_bytes_per_token() const;
     size_t plan_arena();
-    void describe();
-    void make_plan();
-    void check_memory() const;
-    void load();
-    void load_text();
+    void describe(const GgufFile& file);
+    void make_plan(const GgufFile& file);
+    void check_memory(const std::string& path) const;
+    void load_text(const GgufFile& file);
+    void load(GgufFile file);
     void make_kv();
 
     void check_inputs(std::span<const SequenceInput> inputs) const;
@@ -161,7 +160,7 @@ size_t Engine::Impl::plan_arena() {
     return peak;
 }
 
-void Engine::Impl::make_plan() {
+void Engine::Impl::make_plan(const GgufFile& file) {
     plan.weight_bytes = planned_weight_bytes(file, *model, *ops);
     plan.kv_bytes = kv_bytes_per_token() * kPageTokens * pages_per_sequence * options.sequences;
     arena_bytes = plan_arena();
@@ -169,7 +168,7 @@ void Engine::Impl::make_plan() {
         static_cast<int64_t>(arena_bytes) + int64_t{options.sequences} * model->info().vocab * 4;
 }
 
-void Engine::Impl::check_memory() const {
+void Engine::Impl::check_memory(const std::string& path) const {
     const int64_t limit =
         options.memory_limit_bytes > 0 ? options.memory_limit_bytes : available_memory_bytes();
     if (limit > 0 && plan.total() > limit)
@@ -179,8 +178,8 @@ void Engine::Impl::check_memory() const {
                 "{} needs {} (weights {}, {} sequence(s) of {} tokens {}, compute {}), but {} "
                 "are available: lower the context (-c), the cache types (-ctk, -ctv) or take "
                 "a smaller model",
-                file.path(), gib(plan.total()), gib(plan.weight_bytes), options.sequences,
-                options.context, gib(plan.kv_bytes), gib(plan.compute_bytes), gib(limit)));
+                path, gib(plan.total()), gib(plan.weight_bytes), options.sequences, options.context,
+                gib(plan.kv_bytes), gib(plan.compute_bytes), gib(limit)));
 }
 
 void Engine::Impl::make_kv() {
@@ -198,7 +197,7 @@ void Engine::Impl::make_kv() {
         free_pages.push_back(static_cast<int32_t>(page));
 }
 
-void Engine::Impl::load_text() {
+void Engine::Impl::load_text(const GgufFile& file) {
     VocabSource source = vocab_from_gguf(file);
     if (static_cast<int64_t>(source.tokens.size()) != model->info().vocab)
         throw UserError(ExitCode::kModel,
@@ -210,17 +209,19 @@ void Engine::Impl::load_text() {
 }
 
 /// Everything that is known without the weights.
-void Engine::Impl::describe() {
+void Engine::Impl::describe(const GgufFile& file) {
     model = make_model(file);
     ops = make_ops(options.backend);
     prepare_options();
-    make_plan();
+    make_plan(file);
 }
 
-void Engine::Impl::load() {
-    describe();
-    if (options.load_text) load_text();
-    check_memory();
+/// The file is let go before anything is computed: its metadata is as large as a small model's
+/// key/value memory.
+void Engine::Impl::load(GgufFile file) {
+    describe(file);
+    if (options.load_text) load_text(file);
+    check_memory(file.path());
     load_weights(file, *model, *ops, [&](int64_t done, int64_t total) {
         if (options.progress) options.progress("loading", done, total);
     });
@@ -327,17 +328,17 @@ Engine::Engine(const EngineOptions& options)
     : Engine(options, GgufFile::open(options.model_path)) {}
 
 Engine::Engine(const EngineOptions& options, GgufFile file)
-    : impl_(std::make_unique<Impl>(options, std::move(file))) {
-    impl_->load();
+    : impl_(std::make_unique<Impl>(options)) {
+    impl_->load(std::move(file));
 }
 
 Engine::~Engine() {
     check(!impl_ || impl_->open_sequences == 0, "engine destroyed before its sequences");
 }
 
-MemoryPlan plan_memory(const EngineOptions& options, GgufFile file) {
-    Engine::Impl impl(options, std::move(file));
-    impl.describe();
+MemoryPlan plan_memory(const EngineOptions& options, const GgufFile& file) {
+    Engine::Impl impl(options);
+    impl.describe(file);
     return impl.plan;
 }
 

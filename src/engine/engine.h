@@ -62,7 +62,7 @@ struct MemoryPlan {
 /// The plan of an Engine with these options (context and the like defaulted as it would), without
 /// loading anything and without asking whether it fits. UserError as the constructor of Engine, but
 /// for kMemory.
-MemoryPlan plan_memory(const EngineOptions& options, GgufFile file);
+MemoryPlan plan_memory(const EngineOptions& options, const GgufFile& file);
 
 /// The state of one conversation: its key/value pages and how many tokens they hold. Created by
 /// Engine; moves only.
@@ -127,7 +127,7 @@ class Engine {
 
   private:
     friend class Sequence;
-    friend MemoryPlan plan_memory(const EngineOptions& options, GgufFile file);
+    friend MemoryPlan plan_memory(const EngineOptions& options, const GgufFile& file);
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
