@@ -26,7 +26,7 @@ constexpr double kRowwise = 1e-13;
 constexpr double kSoftmax = 1e-12;
 // Angles whose frequency is an f32: position * 2^-25 radians off.
 constexpr double kRopeNear = 1e-11;  ///< positions below 4096
-constexpr double kRopeFar = 1e-5;   ///< positions up to 2^17
+constexpr double kRopeFar = 1e-5;    ///< positions up to 2^17
 // Generated rows are summed in f32. Prompt rows may take tiles whose operands (q, k, v and the
 // probabilities) are rounded to bf16: 5e-6 was measured over 66 keys, 2.7e-5 over 4103, where the
 // values nearly average out.
