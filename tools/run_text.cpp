@@ -18,7 +18,9 @@ std::string stats_line(const GenerateResult& result) {
     std::string text = fmt::format("prompt {} tok", result.prompt_tokens);
     if (result.cached_tokens > 0) text += fmt::format(" ({} cached)", result.cached_tokens);
     const int32_t fresh = result.prompt_tokens - result.cached_tokens;
-    if (fresh > 0 && result.prompt_seconds > 0)
+    // How much of a cancelled prompt was run is not known here.
+    const bool whole = result.finish != FinishReason::kCancelled || !result.generated.empty();
+    if (whole && fresh > 0 && result.prompt_seconds > 0)
         text += fmt::format(" {} t/s", rate_digits(fresh / result.prompt_seconds));
     text += fmt::format(" | gen {} tok", result.generated.size());
     if (result.steps > 0 && result.generate_seconds > 0)

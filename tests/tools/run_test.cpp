@@ -21,6 +21,15 @@ TEST(StatsLine, CountsWhatWasRun) {
     EXPECT_NE(stats_line(result).find("interrupted"), std::string::npos);
 }
 
+// Guards against the rate of a whole prompt for one that was stopped in the middle.
+TEST(StatsLine, CancelledPromptHasNoRate) {
+    GenerateResult result;
+    result.prompt_tokens = 5000;
+    result.prompt_seconds = 1;
+    result.finish = FinishReason::kCancelled;
+    EXPECT_EQ(stats_line(result), "prompt 5000 tok | gen 0 tok | 1.0 s | interrupted");
+}
+
 // Guards against a division by zero on the line of a prompt that ended at once.
 TEST(StatsLine, NothingGenerated) {
     GenerateResult result;
