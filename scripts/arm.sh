@@ -12,12 +12,14 @@ ln -sfn /usr/include/nlohmann "$dir/include/nlohmann"
 mapfile -t sources < <(ls src/core/*.cpp src/ops/*.cpp src/backends/*/*.cpp src/backends/cpu/isa/*.cpp \
     src/engine/backends.cpp src/engine/machine.cpp tests/op_cases/*.cpp tools/test_ops.cpp tests/arm/*.cpp |
     grep -v -E '_(avx2|avx512|avx512bf16|amx)\.cpp$')
+# A changed header rebuilds everything.
+newest_header=$(find src tests tools -name '*.h' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
 objects=()
 jobs=()
 for source in "${sources[@]}"; do
     object=$dir/$(echo "$source" | tr / _).o
     objects+=("$object")
-    [[ $object -nt $source ]] || jobs+=("$source" "$object")
+    [[ $object -nt $source && $object -nt $newest_header ]] || jobs+=("$source" "$object")
 done
 if [[ ${#jobs[@]} -gt 0 ]]; then
     printf '%s\n' "${jobs[@]}" | xargs -n 2 -P "$(nproc)" sh -c \
