@@ -65,26 +65,33 @@ def compare_perplexity(options):
     return abs(own[0] / theirs[0] - 1) <= 0.005
 
 
+def greedy_text(options, prompt, flags):
+    out, _ = run([options.tessera, "run", "-m", options.model, "-p", prompt, "-n", 128,
+                  "--temp", 0, "-no-cnv", "--no-escape", "-c", 1024, "-t", options.threads, *flags])
+    return out.rstrip()
+
+
 def compare_greedy(options):
     same = 0
     for prompt in PROMPTS:
-        own, _ = run([options.tessera, "run", "-m", options.model, "-p", prompt, "-n", 128,
-                      "--temp", 0, "-no-cnv", "--no-escape", "-c", 1024, "-t", options.threads,
-                      *options.own])
+        left = greedy_text(options, prompt, options.own)
         theirs, _ = run([options.llama / "llama-completion", "-m", options.model, "-p", prompt,
                          "-n", 128, "--temp", 0, "-no-cnv", "--no-escape", "-c", 1024,
                          "-t", options.threads, "--no-display-prompt", "--simple-io"])
-        theirs = theirs.replace(" [end of text]", "")
-        left, right = own.rstrip(), theirs.rstrip()
+        right = theirs.replace(" [end of text]", "").rstrip()
         if left == right:
             same += 1
             print(f"greedy {prompt!r}: equal, {len(left)} bytes")
             continue
         at = next((i for i, (a, b) in enumerate(zip(left, right)) if a != b),
                   min(len(left), len(right)))
+        # llama.cpp rounds activations to 8 bits for quantized weights: unrounded ones arbitrate.
+        exact = greedy_text(options, prompt, ["--act", "f32"])
+        window = slice(max(0, at - 40), at + 40)
         print(f"greedy {prompt!r}: differ at character {at} of {len(right)}")
-        print(f"  llama.cpp ...{right[max(0, at - 40):at + 40]!r}")
-        print(f"  tessera   ...{left[max(0, at - 40):at + 40]!r}")
+        print(f"  llama.cpp        ...{right[window]!r}")
+        print(f"  tessera          ...{left[window]!r}")
+        print(f"  f32 activations  ...{exact[window]!r}")
     print(f"greedy: {same} of {len(PROMPTS)} equal")
     return same == len(PROMPTS)
 
