@@ -4,8 +4,9 @@
 Three comparisons, each of which may be chosen with --only:
   perplexity  both estimates over the same chunks, their ratio, and the KL divergence of tessera
               from llama.cpp's own logits (through the shared file format)
-  greedy      128 tokens at temperature 0 from several prompts; for the first difference, how far
-              it is and what stands around it
+  greedy      128 tokens at temperature 0 from several prompts; at the first difference, the two
+              rival tokens and by how much each program, and tessera with unrounded (f32)
+              activations, prefers its own
   bench       pp512 and tg128, the two programs taking turns so that the machine's mood hits both;
               median of the rounds
 
@@ -18,6 +19,7 @@ import argparse
 import json
 import re
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -71,6 +73,55 @@ def greedy_text(options, prompt, flags):
     return out.rstrip()
 
 
+def token_ids(options, text):
+    return json.loads(run([options.tessera, "tokenize", "-m", options.model, "--ids", "-p", text])[0])
+
+
+def log_probs(command, position, context, folder):
+    """Log-probabilities behind token `position` of the text, from the file that both write."""
+    base = Path(folder) / "base.kld"
+    run([*command, "--kl-divergence-base", base])
+    data = base.read_bytes()
+    magic, n_ctx, vocab, _ = struct.unpack_from("<8sIii", data)
+    assert magic == b"_logits_" and n_ctx == context, (magic, n_ctx)
+    tokens = struct.unpack_from(f"<{context}i", data, 20)
+    n_chunk = struct.unpack_from("<i", data, 16)[0]
+    row_bytes = 2 * (2 * ((vocab + 1) // 2) + 4)
+    at = 20 + 4 * context * n_chunk + row_bytes * (position - context // 2)
+    scale, low = struct.unpack_from("<ff", data, at)
+    row = struct.unpack_from(f"<{vocab}H", data, at + 8)
+    return tokens[:position + 1], [low + scale * q for q in row]
+
+
+def explain_difference(options, prompt, left, right):
+    """Prints the preference of each program between the tokens where the texts part; returns the
+    preference of llama.cpp for its own token, in nats."""
+    ours, theirs = token_ids(options, prompt + left), token_ids(options, prompt + right)
+    same = next(i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b)
+    context = min(same + 8, 2 * (same - 1))
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text"
+        text.write_text((prompt + left + "\n") * (2 + 3 * context // len(ours)))
+        flags = ["-m", options.model, "-f", text, "-c", context, "--chunks", 1,
+                 "-t", options.threads]
+        rivals = [
+            ("llama.cpp", [options.llama / "llama-perplexity", *flags]),
+            ("tessera", [options.tessera, "perplexity", *flags, *options.own]),
+            ("tessera --act int8", [options.tessera, "perplexity", *flags, "--act", "int8"]),
+            ("tessera --act f32", [options.tessera, "perplexity", *flags, "--act", "f32"]),
+        ]
+        margins = []
+        for name, command in rivals:
+            prefix, row = log_probs(command, same - 1, context, folder)
+            assert list(prefix) == ours[:same], "the prefix was read as other tokens"
+            a, b = theirs[same], ours[same]
+            rank = sorted(range(len(row)), key=lambda i: -row[i])[:2]
+            margins.append(row[a] - row[b])
+            print(f"  {name:20} log p(its {a}) {row[a]:8.4f}  log p(our {b}) {row[b]:8.4f}  "
+                  f"margin {row[a] - row[b]:+.4f}  best two {rank}")
+    return margins
+
+
 def compare_greedy(options):
     same = 0
     for prompt in PROMPTS:
@@ -85,13 +136,11 @@ def compare_greedy(options):
             continue
         at = next((i for i, (a, b) in enumerate(zip(left, right)) if a != b),
                   min(len(left), len(right)))
-        # llama.cpp rounds activations to 8 bits for quantized weights: unrounded ones arbitrate.
-        exact = greedy_text(options, prompt, ["--act", "f32"])
-        window = slice(max(0, at - 40), at + 40)
+        window = slice(max(0, at - 30), at + 30)
         print(f"greedy {prompt!r}: differ at character {at} of {len(right)}")
-        print(f"  llama.cpp        ...{right[window]!r}")
-        print(f"  tessera          ...{left[window]!r}")
-        print(f"  f32 activations  ...{exact[window]!r}")
+        print(f"  llama.cpp ...{right[window]!r}")
+        print(f"  tessera   ...{left[window]!r}")
+        explain_difference(options, prompt, left, right)
     print(f"greedy: {same} of {len(PROMPTS)} equal")
     return same == len(PROMPTS)
 
