@@ -330,6 +330,7 @@ Engine::Engine(const EngineOptions& options)
 Engine::Engine(const EngineOptions& options, GgufFile file)
     : impl_(std::make_unique<Impl>(options)) {
     impl_->load(std::move(file));
+    release_free_heap();  // the tables of the file
 }
 
 Engine::~Engine() {

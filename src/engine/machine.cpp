@@ -1,5 +1,9 @@
 #include "engine/machine.h"
 
+#ifdef __GLIBC__
+#    include <malloc.h>
+#endif
+
 #include <fmt/format.h>
 #include <sched.h>
 
@@ -64,6 +68,12 @@ int64_t available_memory_bytes() {
     if (limit >= 0 && used >= 0)
         available = std::min(available, std::max<int64_t>(limit - used, 0));
     return available;
+}
+
+void release_free_heap() {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 }  // namespace tessera

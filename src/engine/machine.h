@@ -12,4 +12,7 @@ int32_t physical_cores();
 /// group; 0 if unknown.
 int64_t available_memory_bytes();
 
+/// Hands heap memory that was freed back to the machine, where the C library can.
+void release_free_heap();
+
 }  // namespace tessera

@@ -12,6 +12,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <mutex>
 #include <regex>
 #include <thread>
@@ -182,6 +183,24 @@ class TypeChooser {
     std::vector<std::pair<std::regex, DType>> patterns_;
     std::vector<bool> used_;
 };
+
+/// What a tensor needs for a second-level scale: at most three axes, and one factor for all of its
+/// matrices or one for each where the input brings factors along.
+void check_scalable(const GgufFile& file, const GgufTensor& tensor) {
+    if (tensor.shape[3] != 1)
+        throw UserError(ExitCode::kModel,
+                        fmt::format("{}: tensor '{}' has four axes, a matrix or a list of matrices "
+                                    "was expected",
+                                    file.path(), tensor.name));
+    const GgufTensor* factors = file.find_tensor(scale_name(tensor.name));
+    if (factors == nullptr) return;
+    if (factors->dtype != DType::kF32 ||
+        (factors->elements() != 1 && factors->elements() != tensor.shape[2]))
+        throw UserError(ExitCode::kModel,
+                        fmt::format("{}: tensor '{}' has {} elements of {}, expected {} of F32",
+                                    file.path(), factors->name, factors->elements(),
+                                    dtype_info(factors->dtype).name, tensor.shape[2]));
+}
 
 /// A format whose block divides the width.
 DType fallback(DType wanted, int64_t cols) {
@@ -357,7 +376,14 @@ void write_keys(const GgufFile& file, const QuantizeOptions& options, GgufWriter
         writer.set_u32("general.quantization_version", 2);
         writer.set_u32("general.file_type", static_cast<uint32_t>(options.target->file_type));
     }
-    for (const auto& [key, value] : options.kv_overrides) writer.set(key, value);
+    for (const auto& [key, value] : options.kv_overrides) {
+        if (key == "general.alignment" || key.starts_with("split."))
+            throw UserError(ExitCode::kUsage,
+                            fmt::format("--override-kv: '{}' describes the file that is read, not "
+                                        "the model",
+                                        key));
+        writer.set(key, value);
+    }
 }
 
 std::vector<int64_t> shape_of(const GgufTensor& tensor) {
@@ -408,7 +434,10 @@ std::vector<TensorChoice> plan_quantize(const GgufFile& file, const QuantizeOpti
                 fmt::format("{}: tensor '{}' is {} already; --allow-requantize accepts the loss",
                             file.path(), tensor.name, dtype_info(tensor.dtype).name));
         choice.own_scale = changes && choice.target == DType::kNVFP4 && may_have_scale(tensor.name);
-        if (choice.own_scale) replaced_scales.insert(scale_name(tensor.name));
+        if (choice.own_scale) {
+            check_scalable(file, tensor);
+            replaced_scales.insert(scale_name(tensor.name));
+        }
         choice.bytes_after = bytes_of(choice);
         plan.push_back(choice);
     }
@@ -423,6 +452,12 @@ void quantize_file(const GgufFile& file,
                    const QuantizeOptions& options,
                    const std::vector<TensorChoice>& plan,
                    const QuantizeProgress& progress) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(file.path(), options.output + ".part", ignored))
+        throw UserError(ExitCode::kUsage,
+                        fmt::format("{} is where the output is written until it is complete: give "
+                                    "the output another name",
+                                    file.path()));
     GgufWriter writer(options.output);
     write_keys(file, options, writer);
     int64_t total = 0;

@@ -117,22 +117,24 @@ Tensor LlamaModel::forward(Ops& ops, Exec& ex, const Batch& batch, std::span<con
     Scope scope(ex.arena);
     const Tensor x = ex.arena.allocate(DType::kF32, {batch.row_count(), width});
     ops.embed(ex, batch.tokens, embedding_, x);
+    // After the last keys are stored only the rows whose logits are wanted go on.
+    Exec tail{.arena = ex.arena, .prompt_rows = batch.prompt_outputs};
     for (size_t i = 0; i < layers_.size(); ++i) {
         const Layer& layer = layers_[i];
-        Scope layer_scope(ex.arena);
-        const Tensor heads = attention_heads(ops, ex, layer.attention, shape_, x, batch, kv[i]);
-        if (i + 1 < layers_.size()) {
-            attention_output(ops, ex, layer.attention, heads, x);
-            ffn_block(ops, ex, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu, x);
-            continue;
+        const bool last = i + 1 == layers_.size();
+        {
+            Scope attention_scope(ex.arena);
+            Tensor heads = attention_heads(ops, ex, layer.attention, shape_, x, batch, kv[i]);
+            if (last) {
+                const Tensor all = heads;
+                heads = ex.arena.allocate(DType::kF32, {wanted, all.cols()});
+                ops.gather_rows(ex, all, batch.outputs, heads);
+                ops.gather_rows(ex, x, batch.outputs, hidden);
+            }
+            attention_output(ops, last ? tail : ex, layer.attention, heads, last ? hidden : x);
         }
-        // After the last keys are stored only the rows whose logits are wanted go on.
-        const Tensor wanted_heads = ex.arena.allocate(DType::kF32, {wanted, heads.cols()});
-        ops.gather_rows(ex, heads, batch.outputs, wanted_heads);
-        ops.gather_rows(ex, x, batch.outputs, hidden);
-        Exec last{.arena = ex.arena, .prompt_rows = batch.prompt_outputs};
-        attention_output(ops, last, layer.attention, wanted_heads, hidden);
-        ffn_block(ops, last, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu, hidden);
+        ffn_block(ops, last ? tail : ex, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu,
+                  last ? hidden : x);
     }
     return hidden;
 }

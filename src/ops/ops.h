@@ -187,7 +187,8 @@ class Ops {
 
     /// Element-wise conversion of one shape (1 to 4 axes) between strides and DTypes, including to
     /// and from the block formats (rows along the last axis, quantize_row with kAmax6). f32 ->
-    /// f16/bf16 round to nearest even.
+    /// f16/bf16 round to nearest even; float -> integer rounds to nearest even and saturates, NaN
+    /// gives 0; integer -> narrower integer saturates. F64 may pass through f32.
     virtual void copy(Exec& ex, const Tensor& from, const Tensor& to) = 0;
 
     /// Joins a and b along `axis`; same dtype (plain), rank and other extents; strides free.
@@ -220,9 +221,11 @@ class Ops {
                                     const KvView& cache);
 
     /// Causal attention of q [T, H, d] over the stored keys 0..position of each row's own sequence
-    /// (kv_store came before). Query head h reads kv head h / (H / Hkv). out [T, H * d] F32.
+    /// (kv_store came before). Query head h reads kv head h / (H / Hkv). out [T, H * d] F32; may be
+    /// q.
     /// Softmax in f32, sums in f32 or better; the order of summation depends on absolute key
-    /// positions only.
+    /// positions only. The form for prompt rows may round its operands (q, k, v and the
+    /// probabilities) to bf16; the CPU backend does so on AMX where d is a multiple of 32.
     virtual void attention(Exec& ex,
                            const Tensor& q,
                            const Batch& batch,

@@ -100,6 +100,24 @@ void attention_lengths(std::vector<OpCase>& cases) {
                                 .prompt_runs = 1});
 }
 
+/// Models let the result replace q: an early write would spoil what is still to be read.
+void attention_in_place(std::vector<OpCase>& cases) {
+    for (const DType cache : {DType::kF16, DType::kQ8_0})
+        for (const int32_t kv_heads : {1, 2, 4}) {
+            append(cases, PagedCase{.kv_heads = kv_heads,
+                                    .type_k = cache,
+                                    .type_v = cache,
+                                    .runs = {{0, 200}, {4090, 9}, {700, 1}, {5, 1}},
+                                    .prompt_runs = 2,
+                                    .in_place = true});
+            append(cases, PagedCase{.kv_heads = kv_heads,
+                                    .type_k = cache,
+                                    .type_v = cache,
+                                    .runs = {{300, 1}, {0, 1}, {63, 3}},
+                                    .in_place = true});
+        }
+}
+
 void attention_options(std::vector<OpCase>& cases) {
     for (const int32_t window : {1, 7, 64, 100, 5000})
         for (const float softcap : {0.0f, 30.0f}) {
@@ -194,6 +212,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
     store_cases(cases);
     attention_grid(cases);
     attention_lengths(cases);
+    attention_in_place(cases);
     attention_options(cases);
 }
 

@@ -93,7 +93,8 @@ std::string params_of(const PagedCase& c) {
                                    c.head_size, c.heads, c.kv_heads, dtype_name(c.type_k),
                                    dtype_name(c.type_v), fmt::join(runs, ","), c.prompt_runs);
     if (c.kind == PagedKind::kAttention)
-        text += fmt::format(",window={},softcap={},padding={}", c.window, c.softcap, c.padding);
+        text += fmt::format(",window={},softcap={},padding={},inplace={}", c.window, c.softcap,
+                            c.padding, int{c.in_place});
     if (c.kind == PagedKind::kQkNormRopeStore)
         text += fmt::format(",norm={},{}", int{c.norm}, rope_text(c.rope));
     return text;

@@ -135,6 +135,7 @@ struct PagedCase {
     int64_t padding = 0;
     int32_t window = 0;
     float softcap = 0.0f;
+    bool in_place = false;  ///< kAttention: out is q; padding 0
     bool norm = true;   ///< kQkNormRopeStore: with gains
     RopeParams rope{};  ///< kQkNormRopeStore
 };

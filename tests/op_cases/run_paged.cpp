@@ -140,9 +140,14 @@ Outputs run_attention(const PagedCase& shape, const Request& request) {
         request, rows,
         [&](Exec& ex, int32_t begin, int32_t count) {
             CutBatch cut(shape, pages, begin, count);
-            request.subject.ops.attention(ex, q.tensor().slice_rows(begin, count), cut.view(pages),
-                                          {keys.tensor(), values.tensor()}, params,
-                                          out.tensor().slice_rows(begin, count));
+            Tensor queries = q.tensor().slice_rows(begin, count);
+            const Tensor result = out.tensor().slice_rows(begin, count);
+            if (shape.in_place) {
+                std::copy_n(queries.as<float>(), queries.elements(), result.as<float>());
+                queries = result.reshape({count, shape.heads, shape.head_size});
+            }
+            request.subject.ops.attention(ex, queries, cut.view(pages),
+                                          {keys.tensor(), values.tensor()}, params, result);
         },
         outputs);
     out.read(outputs.values);

@@ -219,7 +219,7 @@ Weight CpuOps::upload(const HostWeight& weight) {
     const PackedShape shape = shape_of(weight);
     const int64_t codes_bytes = round_up(shape.code_bytes(), kAlignment) * weight.experts;
     const int64_t scales_bytes = round_up(shape.scale_bytes(), kAlignment) * weight.experts;
-    std::byte* codes = allocate(static_cast<size_t>(upload_bytes(weight)));
+    std::byte* codes = allocate_weight(static_cast<size_t>(upload_bytes(weight)));
     std::byte* scales = codes + codes_bytes;
     float* outer = reinterpret_cast<float*>(scales + scales_bytes);
     for (int32_t expert = 0; expert < weight.experts; ++expert) {

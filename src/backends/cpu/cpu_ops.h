@@ -136,10 +136,16 @@ class CpuOps final : public Ops {
     Isa isa_;
     std::unique_ptr<Linear> linear_;
     std::unique_ptr<Rows> rows_;
-    std::byte* map(size_t bytes);
+    /// The rest of a mapping that small blocks share.
+    struct Chunk {
+        std::byte* next = nullptr;
+        size_t left = 0;
+    };
+    std::byte* map(size_t bytes, bool huge_pages);
+    std::byte* carve(Chunk& chunk, size_t bytes, bool huge_pages);
+    std::byte* allocate_weight(size_t bytes);
     std::vector<std::unique_ptr<void, FreeBlock>> memory_;
-    std::byte* chunk_ = nullptr;  ///< rest of the mapping that small blocks share
-    size_t chunk_left_ = 0;
+    Chunk weights_, state_;
     std::vector<OpCount> counts_;
     bool timing_ = false;
 };

@@ -13,17 +13,19 @@ Tensor attention_heads(Ops& ops,
                        const KvView& kv) {
     const int64_t rows = x.rows();
     const int64_t d = shape.head_size;
-    const Tensor heads = ex.arena.allocate(DType::kF32, {rows, shape.heads * d});
-    Scope scope(ex.arena);
     const Tensor q = ex.arena.allocate(DType::kF32, {rows, shape.heads * d});
+    Scope scope(ex.arena);
     const Tensor k = ex.arena.allocate(DType::kF32, {rows, shape.kv_heads * d});
     const Tensor v = ex.arena.allocate(DType::kF32, {rows, shape.kv_heads * d});
-    const GemmInput h =
-        ops.rms_norm_input(ex, x, w.norm, shape.norm_eps, w.q.wants | w.k.wants | w.v.wants);
-    const std::array<const Weight*, 3> weights = {&w.q, &w.k, &w.v};
-    const std::array<Tensor, 3> biases = {w.q_bias, w.k_bias, w.v_bias};
-    const std::array<Tensor, 3> outs = {q, k, v};
-    ops.linear_many(ex, h, weights, biases, outs);
+    {
+        Scope input_scope(ex.arena);
+        const GemmInput h =
+            ops.rms_norm_input(ex, x, w.norm, shape.norm_eps, w.q.wants | w.k.wants | w.v.wants);
+        const std::array<const Weight*, 3> weights = {&w.q, &w.k, &w.v};
+        const std::array<Tensor, 3> biases = {w.q_bias, w.k_bias, w.v_bias};
+        const std::array<Tensor, 3> outs = {q, k, v};
+        ops.linear_many(ex, h, weights, biases, outs);
+    }
 
     const Tensor q_heads = q.reshape({rows, shape.heads, d});
     const Ops::QkvRope how = {.q_gain = w.q_norm,
@@ -33,8 +35,8 @@ Tensor attention_heads(Ops& ops,
                               .freq_factors = shape.freq_factors};
     ops.qk_norm_rope_store(ex, q_heads, k.reshape({rows, shape.kv_heads, d}),
                            v.reshape({rows, shape.kv_heads, d}), how, batch, kv);
-    ops.attention(ex, q_heads, batch, kv, shape.params, heads);
-    return heads;
+    ops.attention(ex, q_heads, batch, kv, shape.params, q);
+    return q;
 }
 
 void attention_output(
