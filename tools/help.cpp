@@ -25,10 +25,11 @@ void append_wrapped(std::string& out, std::string_view text, int at, int indent,
         column += static_cast<int>(lead);
         for (const std::string& word : split_list(std::string_view(line).substr(lead), ' ')) {
             const int size = static_cast<int>(word.size());
-            const bool starts = column <= indent + static_cast<int>(lead);
+            bool starts = column <= indent + static_cast<int>(lead);
             if (!starts && column + 1 + size > width) {
                 out += '\n';
                 column = 0;
+                starts = true;
             }
             if (column < indent) {
                 out += pad.substr(static_cast<size_t>(column));

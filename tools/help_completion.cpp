@@ -68,6 +68,11 @@ std::string bash_script(std::span<const Command> commands) {
         "_tessera() {\n"
         "    local word=\"${COMP_WORDS[COMP_CWORD]}\" prev=\"${COMP_WORDS[COMP_CWORD-1]}\"\n"
         "    local flags='' words=''\n"
+        "    if [ \"$word\" = = ]; then\n"
+        "        word=''\n"
+        "    elif [ \"$prev\" = = ]; then\n"
+        "        prev=\"${COMP_WORDS[COMP_CWORD-2]}\"\n"
+        "    fi\n"
         "    COMPREPLY=()\n"
         "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n";
     out += fmt::format(
@@ -104,7 +109,9 @@ void append_zsh_command(std::string& out, const Command& command) {
     out += fmt::format("    {})\n        _arguments -S '--help[show the flags]'", command.name);
     for_each_option(command, [&](const Option& option) {
         for (const std::string& name : all_flags(option)) {
-            std::string spec = fmt::format("*{}[{}]", name, zsh_text(option.help));
+            const bool joins = !option.value.empty() && name.starts_with("--");
+            std::string spec =
+                fmt::format("*{}{}[{}]", name, joins ? "=" : "", zsh_text(option.help));
             if (!option.value.empty()) {
                 spec += ":" + zsh_text(option.value) + ":";
                 if (!option.choices.empty())
@@ -118,7 +125,8 @@ void append_zsh_command(std::string& out, const Command& command) {
         const std::string action = positional.choices.empty()
                                        ? "_files"
                                        : fmt::format("({})", fmt::join(positional.choices, " "));
-        out += " \\\n            " + quoted("::" + zsh_text(positional.name) + ":" + action);
+        out += " \\\n            " + quoted((positional.required ? ":" : "::") +
+                                            zsh_text(positional.name) + ":" + action);
     }
     out += " ;;\n";
 }
@@ -135,7 +143,11 @@ std::string zsh_script(std::span<const Command> commands) {
         "        'help:explain commands and flags'\n"
         "    )\n"
         "    if (( CURRENT == 2 )); then\n"
-        "        _describe command commands\n"
+        "        if [[ $words[2] == -* ]]; then\n"
+        "            compadd -- --help --version --completion\n"
+        "        else\n"
+        "            _describe command commands\n"
+        "        fi\n"
         "        return\n"
         "    fi\n"
         "    local command=\"$words[2]\"\n"
@@ -145,38 +157,56 @@ std::string zsh_script(std::span<const Command> commands) {
     for (const Command& command : commands) append_zsh_command(out, command);
     out += fmt::format("    help)\n        _arguments --man --markdown '::command:({})' ;;\n",
                        command_names(commands));
+    // In a file _tessera on fpath the first use runs this script: it must answer at once.
     out +=
+        "    --completion)\n        compadd bash zsh fish ;;\n"
         "    esac\n"
         "}\n"
-        "compdef _tessera tessera\n";
+        "if [ \"$funcstack[1]\" = _tessera ]; then\n"
+        "    _tessera \"$@\"\n"
+        "else\n"
+        "    compdef _tessera tessera\n"
+        "fi\n";
     return out;
 }
 
+void append_fish_option(std::string& out, const std::string& when, const Option& option) {
+    out += when;
+    // Names with one dash are "old" options to fish, letters too: -ctk is never -c with a value.
+    for (const std::string& name : all_flags(option)) {
+        const bool is_long = name.starts_with("--");
+        out += fmt::format(" {} {}", is_long ? "-l" : "-o", name.substr(is_long ? 2 : 1));
+    }
+    if (!option.value.empty()) out += option.is_file ? " -r -F" : " -r -f";
+    if (!option.choices.empty()) out += fmt::format(" -a '{}'", fmt::join(option.choices, " "));
+    out += fmt::format(" -d {}\n", quoted(option.help));
+}
+
 std::string fish_script(std::span<const Command> commands) {
-    std::string out = "# fish completion of tessera\n";
+    std::string out =
+        "# fish completion of tessera\n"
+        "function __tessera_command\n"
+        "    set -l words (commandline -opc)\n"
+        "    test (count $words) -gt 1; and test \"$words[2]\" = \"$argv[1]\"\n"
+        "end\n";
+    const auto line = [](std::string_view command) {
+        return fmt::format("complete -c tessera -n '__tessera_command {}'", command);
+    };
+    const std::string first = "complete -c tessera -n 'test (count (commandline -opc)) -eq 1'";
     for (const Command& command : commands)
-        out += fmt::format("complete -c tessera -n __fish_use_subcommand -f -a {} -d {}\n",
-                           command.name, quoted(command.summary));
-    out += "complete -c tessera -n __fish_use_subcommand -f -a help -d 'explain commands'\n";
+        out += fmt::format("{} -f -a {} -d {}\n", first, command.name, quoted(command.summary));
+    out += first + " -f -a help -d 'explain commands'\n";
+    out += first + " -l version -d 'show the version'\n";
+    out += first + " -l completion -d 'print a completion script'\n";
+    out += line("--completion") + " -f -a 'bash zsh fish'\n";
+    out += fmt::format("{} -f -a '{}'\n", line("help"), command_names(commands));
+    out += line("help") + " -l man -d 'print the man page'\n";
+    out += line("help") + " -l markdown -d 'print tables of all flags'\n";
     for (const Command& command : commands) {
-        const std::string when =
-            fmt::format("complete -c tessera -n '__fish_seen_subcommand_from {}'", command.name);
-        for_each_option(command, [&](const Option& option) {
-            out += when;
-            for (const std::string& name : all_flags(option)) {
-                const bool is_long = name.starts_with("--");
-                const bool is_letter = !is_long && name.size() == 2;
-                out += fmt::format(" {} {}",
-                                   is_long     ? "-l"
-                                   : is_letter ? "-s"
-                                               : "-o",
-                                   name.substr(is_long ? 2 : 1));
-            }
-            if (!option.value.empty()) out += " -r";
-            if (!option.choices.empty())
-                out += fmt::format(" -f -a '{}'", fmt::join(option.choices, " "));
-            out += fmt::format(" -d {}\n", quoted(option.help));
-        });
+        const std::string when = line(command.name);
+        out += when + " -l help -d 'show the flags'\n";
+        for_each_option(command,
+                        [&](const Option& option) { append_fish_option(out, when, option); });
         const std::vector<std::string> words = positional_choices(command);
         if (!words.empty()) out += fmt::format("{} -a '{}'\n", when, fmt::join(words, " "));
     }

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "core/nearest.h"
 
 namespace tessera {
 namespace {
+
+constexpr std::string_view kProgramFlags[] = {"--help", "--version", "--completion"};
 
 struct Match {
     const Option* option = nullptr;
@@ -41,7 +44,10 @@ std::vector<std::string> flags_of(const Command& command) {
                                     std::span<const Command> all,
                                     const std::string& flag) {
     const std::string where = fmt::format("{}: unknown flag {}", command.name, flag);
-    if (const auto hint = foreign_flag_hint(flag))
+    auto hint = foreign_flag_hint(flag);
+    const bool is_word = flag.size() > 2;
+    if (!hint && is_word && !flag.starts_with("--")) hint = foreign_flag_hint("-" + flag);
+    if (hint)
         throw UserError(ExitCode::kUsage,
                         fmt::format("{}: tessera does not have this flag of llama.cpp: {}",
                                     command.name + ": " + flag, *hint));
@@ -52,7 +58,14 @@ std::vector<std::string> flags_of(const Command& command) {
     }
     const std::vector<std::string> names = flags_of(command);
     const std::vector<std::string_view> known(names.begin(), names.end());
-    const std::string near = nearest_name(flag, known);
+    // A beginning of a name is a better guess than the nearest name; a letter is near to any
+    // letter.
+    const auto longer = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+        return flag.size() > 3 && name.starts_with(flag);
+    });
+    const std::string near = longer != names.end() ? *longer
+                             : is_word             ? nearest_name(flag, known)
+                                                   : std::string();
     throw UserError(ExitCode::kUsage,
                     near.empty() ? fmt::format("{}; see 'tessera help {}'", where, command.name)
                                  : fmt::format("{}; did you mean {}?", where, near));
@@ -180,6 +193,13 @@ const Command& find_command(std::span<const Command> commands, std::string_view 
         if (command.name == name) return command;
         known.push_back(command.name);
     }
+    if (name.starts_with('-') && nearest_name(name, kProgramFlags).empty())
+        throw UserError(
+            ExitCode::kUsage,
+            fmt::format("{} stands where a command belongs, as in 'tessera run {}'", name, name));
+    if (name.starts_with('-')) known.assign(std::begin(kProgramFlags), std::end(kProgramFlags));
+    if (const auto hint = foreign_command_hint(name))
+        throw UserError(ExitCode::kUsage, fmt::format("unknown command '{}'; {}", name, *hint));
     const std::string near = nearest_name(name, known);
     throw UserError(ExitCode::kUsage,
                     near.empty()

@@ -88,6 +88,9 @@ const Command& find_command(std::span<const Command> commands, std::string_view 
 /// Why tessera has no such flag although llama.cpp has: what to do instead, or nothing.
 std::optional<std::string_view> foreign_flag_hint(std::string_view flag);
 
+/// What a command of llama.cpp or of a server is called here, or nothing.
+std::optional<std::string_view> foreign_command_hint(std::string_view name);
+
 // ---- values ----
 
 /// A whole number in [least, most]; "1k" style suffixes are not numbers.

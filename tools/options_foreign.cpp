@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 struct ForeignFlags {
-    std::string_view flags;  ///< separated by blanks
+    std::string_view flags;  ///< flags or commands, separated by blanks
     std::string_view hint;
 };
 
@@ -51,6 +51,9 @@ constexpr std::array kForeign{
                  "merge adapters into the model file first"},
     ForeignFlags{"-md --model-draft --spec-type --spec-draft-n-max --spec-draft-n-min "
                  "--spec-draft-p-min --draft --draft-max --draft-min "
+                 "--draft-n --draft-n-min --draft-p-min --draft-p-split -td --threads-draft -ngld "
+                 "--gpu-layers-draft --n-gpu-layers-draft --mtp --eagle3 --spec-default -lcs "
+                 "--lookup-cache-static -lcd --lookup-cache-dynamic "
                  "--spec-draft-type-k -ctkd --cache-type-k-draft --spec-draft-type-v -ctvd "
                  "--cache-type-v-draft",
                  "there is no speculative decoding yet"},
@@ -82,7 +85,30 @@ constexpr std::array kForeign{
                  "only perplexity and KL divergence are computed"},
     ForeignFlags{"-bf --binary-file", "use -f; bytes are taken as they are"},
     ForeignFlags{"-embd --embeddings -lzm --lazy-mode", "there is nothing like it"},
+    ForeignFlags{
+        "--host --port --reuse-port --api-key --api-key-file --api-prefix --path -a --alias "
+        "--metrics --props --slots --no-slots --slot-save-path -to --timeout "
+        "--threads-http -cb --cont-batching -nocb --no-cont-batching --cache-prompt "
+        "--no-cache-prompt --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints "
+        "--ssl-key-file --ssl-cert-file --embedding --rerank --reranking --webui "
+        "--no-webui --ui --no-ui --models-dir",
+        "there is no server yet"},
+    ForeignFlags{"-mm --mmproj --mmproj-url --image --audio --video", "only text is read"},
+    ForeignFlags{"--version", "use 'tessera --version'"},
     ForeignFlags{"--completion-bash", "use 'tessera --completion bash'"},
+};
+
+constexpr std::array kForeignCommands{
+    ForeignFlags{"cli completion chat main llama llama-cli llama-completion llama-run",
+                 "did you mean 'run'?"},
+    ForeignFlags{"llama-bench", "did you mean 'bench'?"},
+    ForeignFlags{"llama-perplexity", "did you mean 'perplexity'?"},
+    ForeignFlags{"llama-quantize", "did you mean 'quantize'?"},
+    ForeignFlags{"gguf-dump gguf_dump show llama-gguf", "did you mean 'inspect'?"},
+    ForeignFlags{"llama-tokenize", "did you mean 'tokenize'?"},
+    ForeignFlags{"test-backend-ops", "did you mean 'test-ops'?"},
+    ForeignFlags{"serve server llama-server", "there is no server yet"},
+    ForeignFlags{"pull get download", "download the file first and name it with 'run -m FILE'"},
 };
 
 bool lists(std::string_view flags, std::string_view flag) {
@@ -99,6 +125,12 @@ bool lists(std::string_view flags, std::string_view flag) {
 std::optional<std::string_view> foreign_flag_hint(std::string_view flag) {
     for (const ForeignFlags& row : kForeign)
         if (lists(row.flags, flag)) return row.hint;
+    return {};
+}
+
+std::optional<std::string_view> foreign_command_hint(std::string_view name) {
+    for (const ForeignFlags& row : kForeignCommands)
+        if (lists(row.flags, name)) return row.hint;
     return {};
 }
 

@@ -151,6 +151,11 @@ void check_run(AllOptions& all) {
         fail("run: --system-prompt and --system-prompt-file contradict");
     if (!run.chat_template.empty() && !run.chat_template_file.empty())
         fail("run: --chat-template and --chat-template-file contradict");
+    if (!run.chat_template.empty() && run.chat_template.find('{') == std::string::npos)
+        throw UserError(ExitCode::kUsage,
+                        fmt::format("run: --chat-template: '{}' is not a Jinja template, and "
+                                    "templates have no names here; without it the model's is used",
+                                    run.chat_template));
     if (run.conversation == RunOptions::Conversation::kOff && run.single_turn)
         fail("run: --single-turn and --no-conversation contradict");
     if (!all.escape) return;

@@ -53,6 +53,7 @@ void append_range(const Occurrence& given,
     const int64_t first = checked(given, part.substr(0, dash), bounds.first, bounds.second);
     const std::string_view last_text =
         part.substr(dash + 1, op == std::string_view::npos ? op : op - dash - 1);
+    if (last_text.empty()) fail(given, fmt::format("'{}' is not a range first-last", part));
     const int64_t last = checked(given, last_text, bounds.first, bounds.second);
     const bool multiply = op != std::string_view::npos && part[op] == '*';
     int64_t step = 1;

@@ -2,6 +2,11 @@
 _tessera() {
     local word="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}"
     local flags='' words=''
+    if [ "$word" = = ]; then
+        word=''
+    elif [ "$prev" = = ]; then
+        prev="${COMP_WORDS[COMP_CWORD-2]}"
+    fi
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W 'run bench perplexity quantize inspect tokenize synth test-ops help --version --completion' -- "$word"))

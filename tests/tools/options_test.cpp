@@ -153,6 +153,26 @@ TEST(Options, NamesTheNearestKnownWord) {
         "nvfp4)");
     EXPECT_NE(failure({"quantize", "a", "b", "NVFP5"}).find("did you mean NVFP4?"),
               std::string::npos);
+    EXPECT_EQ(failure({"run", "x", "--ctx", "1"}),
+              "run: unknown flag --ctx; did you mean --ctx-size?");
+    EXPECT_EQ(failure({"run", "x", "-x"}), "run: unknown flag -x; see 'tessera help run'");
+}
+
+// Guards against a habit from llama.cpp that meets a riddle, or worse, is taken for something else.
+TEST(Options, AnswersHabitsFromLlamaCpp) {
+    EXPECT_EQ(failure({"llama-cli", "-m", "x"}),
+              "unknown command 'llama-cli'; did you mean 'run'?");
+    EXPECT_EQ(failure({"serve"}), "unknown command 'serve'; there is no server yet");
+    EXPECT_EQ(failure({"-m", "x"}), "-m stands where a command belongs, as in 'tessera run -m'");
+    EXPECT_EQ(failure({"--verison"}), "unknown command '--verison'; did you mean '--version'?");
+    EXPECT_EQ(failure({"run", "x", "--port", "8080"}),
+              "run: --port: tessera does not have this flag of llama.cpp: there is no server yet");
+    EXPECT_NE(failure({"run", "x", "-mlock"}).find("use -lm mmap"), std::string::npos);
+    EXPECT_EQ(failure({"run", "x", "--chat-template", "chatml"}),
+              "run: --chat-template: 'chatml' is not a Jinja template, and templates have no names "
+              "here; without it the model's is used");
+    EXPECT_EQ(failure({"bench", "-m", "x", "-p", "1-"}),
+              "bench: -p: '1-' is not a range first-last");
 }
 
 TEST(Options, RefusesSenselessValues) {

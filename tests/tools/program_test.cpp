@@ -128,6 +128,9 @@ TEST_F(Program, ExplainsItself) {
         EXPECT_TRUE(help.out.starts_with("usage: tessera " + std::string(name))) << help.out;
         EXPECT_EQ(run("help " + std::string(name)).out, help.out);
     }
+    // A paragraph that was wrapped starts at the margin.
+    const std::string about = run("help run").out;
+    EXPECT_NE(about.find(" The\nanswer goes"), std::string::npos) << about;
     const Outcome nothing = run("");
     EXPECT_EQ(nothing.code, 2);
     EXPECT_EQ(nothing.out, "");
@@ -152,11 +155,14 @@ TEST_F(Program, BashCompletionOffersFlagsAndValues) {
                                          "echo ${COMPREPLY[*]}\n"
                                          "COMP_WORDS=(tessera run -ctk q) COMP_CWORD=3; _tessera\n"
                                          "echo ${COMPREPLY[*]}\n"
+                                         "COMP_WORDS=(tessera run --act = i)\n"
+                                         "COMP_CWORD=4; _tessera\n"
+                                         "echo ${COMPREPLY[*]}\n"
                                          "COMP_WORDS=(tessera be) COMP_CWORD=1; _tessera\n"
                                          "echo ${COMPREPLY[*]}\n";
     const std::string command = "cd '" + folder_.string() + "' && bash try.sh >tried 2>&1";
     ASSERT_EQ(std::system(command.c_str()), 0) << contents(folder_ / "tried");
-    EXPECT_EQ(contents(folder_ / "tried"), "--temp --temperature\nq8_0\nbench\n");
+    EXPECT_EQ(contents(folder_ / "tried"), "--temp --temperature\nq8_0\nint8\nbench\n");
 }
 
 }  // namespace

@@ -73,9 +73,10 @@ double read_plain(DType dtype, const std::byte* row, int64_t i) {
     }
 }
 
-/// The integer nearest to `value` (ties to even) that the type holds.
+/// The integer nearest to `value` (ties to even) that the type holds; NaN gives 0.
 template <class Integer>
 Integer nearest(double value) {
+    if (std::isnan(value)) return 0;
     const double rounded = std::nearbyint(value);
     if (rounded <= static_cast<double>(std::numeric_limits<Integer>::min()))
         return std::numeric_limits<Integer>::min();

@@ -2,12 +2,13 @@
 //   S^T [keys x columns] = K Q^T     A = K rows as they lie, B = Q^T as pairs, once per block
 //   P^T = exp2(c S - c max)          one lane per column, so the statistics need no shuffles
 //   O^T [dims x columns] += V^T P^T  A = V^T from the packed page, B = P^T rounded to bf16 pairs
-// The sums of P are taken of the rounded values, so that rounding cancels in O / l. A column's
-// arithmetic reads only its own lane and the pages in order: neither its neighbours in the block
-// nor the cut of the prompt into chunks can change it. A page of 32 columns at head size 64 takes
-// about 2400 cycles: 1100 of vector arithmetic and 1300 of tiles (576 of products; the rest is tile
-// stores and fetching K and V from the second cache). Issuing tile work between the exponentials
-// was rejected: after a tile instruction 512-bit arithmetic runs at half its rate for 500 cycles.
+// The sums of P are taken of the rounded values, so that the weights of a row still add up to 1. A
+// column's arithmetic reads only its own lane and the pages in order: neither its neighbours in the
+// block nor the cut of the prompt into chunks can change it. A page of 32 columns at head size 64
+// was measured at about 2400 cycles: 1100 of vector arithmetic and 1300 of tiles (576 of them
+// products; how the rest splits into tile stores and loads of K and V was not measured). Issuing
+// tile work between the exponentials was slower when tried; 512-bit arithmetic was seen at half its
+// rate for some 500 cycles after a tile instruction.
 #if defined(__x86_64__)
 
 #    include <immintrin.h>
@@ -23,8 +24,8 @@ constexpr int32_t kHalves = 2;  // blocks are two tiles wide: each K and V tile 
 constexpr int32_t kColumns = kLanes * kHalves;
 constexpr int32_t kKeys = kPageTokens;
 constexpr int32_t kTileBytes = 1024;
-/// Pages, from an absolute multiple on, that share one maximum. Two or four let the tiles work in
-/// longer runs, but then scores and probabilities leave the first cache: measured slower.
+/// Pages, from an absolute multiple on, that share one maximum. Two and four give the tiles longer
+/// runs but need as many times the memory for scores and probabilities: measured slower.
 constexpr int32_t kBatch = 1;
 /// The reference of a column's exponents follows its maximum only when that has risen by 2^8:
 /// probabilities may reach 256, and the sums are seldom rescaled.
