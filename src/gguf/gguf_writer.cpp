@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -103,6 +105,23 @@ void append_value(std::string& out, const GgufValue& value) {
         value.value);
 }
 
+/// Locks the open file `path`. False when another program has it, or had it and has just given it
+/// another name.
+bool is_ours_alone(int descriptor, const std::string& path) {
+    if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+    struct stat opened {};
+    struct stat named {};
+    return ::fstat(descriptor, &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
+           opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+/// The last step renames over `path`, which would put a plain file in the place of a device.
+void refuse_special_file(const std::string& path) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+    throw UserError(ExitCode::kFailure, fmt::format("{}: exists and is not a regular file", path));
+}
+
 int64_t padded(int64_t bytes, int64_t alignment) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
@@ -181,8 +200,17 @@ struct GgufWriter::Impl {
 GgufWriter::GgufWriter(const std::string& path) : impl_(std::make_unique<Impl>()) {
     impl_->path = path;
     impl_->part = path + ".part";
-    impl_->descriptor = ::open(impl_->part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (impl_->descriptor < 0) impl_->fail("create");
+    refuse_special_file(path);
+    const int descriptor = ::open(impl_->part.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (descriptor < 0) impl_->fail("create");
+    // Taken over only once it is ours alone: it is emptied, and removed at the end.
+    if (!is_ours_alone(descriptor, impl_->part)) {
+        ::close(descriptor);
+        throw UserError(ExitCode::kFailure,
+                        fmt::format("{}: another program is writing it", impl_->part));
+    }
+    impl_->descriptor = descriptor;
+    if (::ftruncate(descriptor, 0) != 0) impl_->fail("empty");
 }
 
 GgufWriter::GgufWriter(std::vector<std::byte>& memory) : impl_(std::make_unique<Impl>()) {
@@ -283,14 +311,13 @@ void GgufWriter::finish() {
           "every tensor is written before finish");
     if (impl_->memory != nullptr) return;
     if (::fsync(impl_->descriptor) != 0) impl_->fail("write");
-    const int descriptor = std::exchange(impl_->descriptor, -1);
-    const bool closed = ::close(descriptor) == 0;
-    if (!closed || ::rename(impl_->part.c_str(), impl_->path.c_str()) != 0) {
-        const int error = errno;
-        ::unlink(impl_->part.c_str());
-        errno = error;
-        impl_->fail(closed ? "rename" : "write");
-    }
+    // Renamed while it is still locked, so that no other program can take it for a part.
+    const bool renamed = ::rename(impl_->part.c_str(), impl_->path.c_str()) == 0;
+    const int error = errno;
+    if (!renamed) ::unlink(impl_->part.c_str());
+    ::close(std::exchange(impl_->descriptor, -1));
+    errno = error;
+    if (!renamed) impl_->fail("rename");
 }
 
 }  // namespace tessera

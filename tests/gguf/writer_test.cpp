@@ -1,6 +1,7 @@
 // The writer against a file of the gguf package, and its promises about unfinished files.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -107,12 +108,36 @@ TEST_F(GgufWriterTest, UnwritableTargetsAreUserErrors) {
         EXPECT_EQ(std::string(error.what()),
                   path("no/folder.gguf.part") + ": cannot create: No such file or directory");
     }
-    // A folder in the place of the file fails at the rename, and the part is removed.
-    fs::create_directory(path("taken.gguf"));
+    // A folder that takes the place of the file meanwhile fails at the rename, and the part is
+    // removed.
     GgufWriter writer(path("taken.gguf"));
+    fs::create_directory(path("taken.gguf"));
     writer.begin_data();
     EXPECT_THROW(writer.finish(), UserError);
     EXPECT_FALSE(fs::exists(path("taken.gguf.part")));
+}
+
+// Guards against `quantize in.gguf /dev/null`, which as root would leave a plain file in its place.
+TEST_F(GgufWriterTest, SpecialFilesAreNotReplaced) {
+    ASSERT_EQ(::mkfifo(path("pipe.gguf").c_str(), 0600), 0);
+    fs::create_directory(path("folder.gguf"));
+    for (const char* name : {"pipe.gguf", "folder.gguf"}) {
+        EXPECT_THROW(GgufWriter{path(name)}, UserError) << name;
+        EXPECT_FALSE(fs::exists(path(name) + ".part")) << name;
+    }
+    EXPECT_TRUE(fs::is_fifo(path("pipe.gguf")));
+}
+
+// Guards against two runs that write one part file, of which the first to end publishes a mixture.
+TEST_F(GgufWriterTest, OneWriterAtATime) {
+    GgufWriter first(path("model.gguf"));
+    first.add_tensor("t", DType::kF32, {1});
+    first.begin_data();
+    EXPECT_THROW(GgufWriter{path("model.gguf")}, UserError);
+    const float number = 3.0f;
+    first.write(reinterpret_cast<const std::byte*>(&number), 4);
+    first.finish();
+    EXPECT_EQ(GgufFile::open(path("model.gguf")).tensors().size(), 1u);
 }
 
 // Guards against callers that write too much, too little or in the wrong order.
