@@ -254,6 +254,64 @@ TEST_F(Quantize, AFailureLeavesTheOldFileAlone) {
     }
 }
 
+// Guards against truncating the input: it stood where the output grows.
+TEST_F(Quantize, AnInputNamedLikeThePartSurvives) {
+    write_model(path("out.gguf.part"), {});
+    const std::string before = bytes_of(path("out.gguf.part"));
+    QuantizeOptions how = options("Q8_0");
+    how.input = path("out.gguf.part");
+    EXPECT_THROW(quantize(how), UserError);
+    EXPECT_EQ(bytes_of(path("out.gguf.part")), before);
+    EXPECT_FALSE(fs::exists(path("out.gguf")));
+}
+
+/// A file of one matrix of that shape and, if `factors` > 0, of that many second-level scales.
+void write_matrix(const std::string& path, const std::vector<int64_t>& shape, int64_t factors) {
+    int64_t count = 1;
+    for (const int64_t extent : shape) count *= extent;
+    const std::vector<float> values(static_cast<size_t>(std::max(count, factors)), 0.5f);
+    const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+    GgufWriter writer(path);
+    writer.set_string("general.architecture", "llama");
+    writer.add_tensor("blk.0.ffn_down_exps.weight", DType::kF32, shape);
+    if (factors > 0) writer.add_tensor("blk.0.ffn_down_exps.scale", DType::kF32, {factors});
+    writer.begin_data();
+    writer.write(bytes, 4 * count);
+    if (factors > 0) writer.write(bytes, 4 * factors);
+    writer.finish();
+}
+
+// Guards against reading past the second-level scales: a fourth axis has none of its own, and an
+// input may bring too few.
+TEST_F(Quantize, ScalesThatDoNotFitAreRefused) {
+    const auto refused = [&](const std::vector<int64_t>& shape, int64_t factors) {
+        write_matrix(path("in.gguf"), shape, factors);
+        try {
+            quantize(options("NVFP4"));
+            ADD_FAILURE() << shape.size() << " axes, " << factors << " factors";
+        } catch (const UserError& error) {
+            EXPECT_EQ(error.code(), ExitCode::kModel);
+        }
+    };
+    refused({64, 4, 2, 3}, 0);
+    refused({64, 4, 5}, 2);
+    write_matrix(path("in.gguf"), {64, 4, 5}, 5);
+    quantize(options("NVFP4"));
+    const GgufFile file = GgufFile::open(path("out.gguf"));
+    EXPECT_EQ(file.find_tensor("blk.0.ffn_down_exps.scale")->elements(), 5);
+}
+
+// Guards against an abort, and against a file that claims to be one of several.
+TEST_F(Quantize, KeysOfTheFileItselfCannotBeOverridden) {
+    write_model(path("in.gguf"), {});
+    for (const char* key : {"general.alignment", "split.count"}) {
+        QuantizeOptions how = options("Q8_0");
+        how.kv_overrides = {{key, {.type = GgufType::kI32, .value = int64_t{7}}}};
+        EXPECT_THROW(quantize(how), UserError) << key;
+        EXPECT_FALSE(fs::exists(path("out.gguf.part"))) << key;
+    }
+}
+
 TEST_F(Quantize, FlagsChooseSingleTensors) {
     write_model(path("in.gguf"), {.tied = false});
     QuantizeOptions how = options("NVFP4");
