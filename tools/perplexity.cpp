@@ -248,6 +248,7 @@ EngineOptions engine_options(const PerplexityOptions& options, const LogitsReade
 }
 
 void check_options(const PerplexityOptions& options) {
+    if (options.chunks == 0) throw UserError(ExitCode::kUsage, "--chunks: 0 chunks score nothing");
     if (options.kl_divergence && options.logits_file.empty())
         throw UserError(ExitCode::kUsage, "--kl-divergence needs --kl-divergence-base FILE");
     if (options.stride > 0 && !options.logits_file.empty())

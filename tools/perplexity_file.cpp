@@ -32,7 +32,11 @@ bool read_values(std::ifstream& stream, std::span<T> values) {
 }  // namespace
 
 LogitsWriter::LogitsWriter(const std::string& path, const LogitsHeader& header)
-    : path_(path), part_path_(path + ".part"), stream_(part_path_, std::ios::binary) {
+    : path_(path), part_path_(path + ".part") {
+    const std::filesystem::file_status status = std::filesystem::status(path);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+        throw UserError(ExitCode::kFailure, path + ": exists and is not a regular file");
+    stream_.open(part_path_, std::ios::binary);
     if (!stream_)
         throw UserError(ExitCode::kFailure,
                         fmt::format("{}: cannot write: {}", part_path_, std::strerror(errno)));
@@ -40,11 +44,16 @@ LogitsWriter::LogitsWriter(const std::string& path, const LogitsHeader& header)
     const std::array<int32_t, 3> numbers{header.context, header.vocab, header.chunks};
     write_values<int32_t>(stream_, numbers);
     write_values<int32_t>(stream_, header.tokens);
+    // Nobody removes the part of a writer that was never made.
+    if (!stream_.flush()) remove_part();
     require_good();
 }
 
 LogitsWriter::~LogitsWriter() {
-    if (finished_) return;
+    if (!finished_) remove_part();
+}
+
+void LogitsWriter::remove_part() {
     stream_.close();
     std::error_code ignored;
     std::filesystem::remove(part_path_, ignored);

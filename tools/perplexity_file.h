@@ -39,6 +39,7 @@ class LogitsWriter {
 
   private:
     void require_good();
+    void remove_part();
     std::string path_;
     std::string part_path_;
     std::ofstream stream_;

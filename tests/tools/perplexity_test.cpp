@@ -1,3 +1,5 @@
+#include "tools/perplexity.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -133,6 +135,35 @@ TEST(LogitsFile, RoundTrip) {
     reader.read(rows);
     EXPECT_EQ(rows, std::vector<uint16_t>(words, 9));
     std::filesystem::remove(path);
+}
+
+// Guards against a device that becomes a plain file, and against a part that nobody removes because
+// its writer failed while it was made.
+TEST(LogitsFile, UnwritableTargetsLeaveNothing) {
+    const std::string folder = temporary_path("folder");
+    std::filesystem::create_directory(folder);
+    EXPECT_THROW(LogitsWriter(folder, small_header()), UserError);
+    EXPECT_FALSE(std::filesystem::exists(folder + ".part"));
+    std::filesystem::remove(folder);
+    // Every write to /dev/full finds a full disk.
+    const std::string full = temporary_path("full");
+    std::filesystem::create_symlink("/dev/full", full + ".part");
+    EXPECT_THROW(LogitsWriter(full, small_header()), UserError);
+    EXPECT_FALSE(std::filesystem::is_symlink(full + ".part"));
+}
+
+// Guards against a result about no data: it said 1.0000, and the comparison read an empty list.
+TEST(Perplexity, NoChunksAreRefused) {
+    PerplexityOptions options;
+    options.engine.model_path = "absent.gguf";
+    options.prompt = "text";
+    options.chunks = 0;
+    try {
+        run_perplexity(options);
+        FAIL() << "0 chunks were accepted";
+    } catch (const UserError& error) {
+        EXPECT_EQ(error.code(), ExitCode::kUsage);
+    }
 }
 
 // Guards against a damaged file that is read as numbers, allocates wildly or crashes.
