@@ -363,5 +363,32 @@ TEST(CpuAttention, RunsTakeThePlannedMemory) {
             }
 }
 
+// Guards against generated rows that need more memory for a shorter context than the plan, made for
+// the longest, has: the run would abort.
+TEST(CpuAttention, ShorterContextsFitThePlan) {
+    Bench bench("scalar", 1);
+    const auto planned = [&](int32_t visible) {
+        const int64_t pages = (visible + kPageTokens - 1) / kPageTokens;
+        const Tensor cached = make_tensor(nullptr, DType::kF16, {pages, 1, kPageTokens, 64});
+        Batch batch;
+        batch.positions = make_tensor(nullptr, DType::kI32, {3});
+        batch.seq_start = make_tensor(nullptr, DType::kI32, {4});
+        batch.page_table = make_tensor(nullptr, DType::kI32, {3, pages});
+        batch.max_visible = visible;
+        Arena arena(nullptr, 0);
+        Exec ex{.arena = arena};
+        bench.ops().attention(ex, make_tensor(nullptr, DType::kF32, {3, 8, 64}), batch,
+                              {cached, cached}, {.scale = 0.125f},
+                              make_tensor(nullptr, DType::kF32, {3, 512}));
+        return arena.peak_bytes();
+    };
+    size_t before = 0;
+    for (int32_t visible = 20000; visible <= 400000; visible += 1000) {
+        const size_t bytes = planned(visible);
+        EXPECT_GE(bytes, before) << visible;
+        before = bytes;
+    }
+}
+
 }  // namespace
 }  // namespace tessera::cpu

@@ -299,7 +299,9 @@ SplitScratch split_scratch(Exec& ex, const Call& call, int64_t rows, int32_t thr
     const auto floats = [&](int64_t count) {
         return reinterpret_cast<float*>(ex.arena.allocate_bytes(static_cast<size_t>(count) * 4));
     };
-    out.partials = floats(out.rows_a_pass * row_bytes / 4);
+    // Not rows_a_pass * row_bytes: rounding down, a shorter context than the planned one could need
+    // more than the plan.
+    out.partials = floats(std::min(rows * row_bytes, std::max(kPartialBytes, row_bytes)) / 4);
     out.scores = floats(int64_t{threads} * call.shape.group * kSplitKeys);
     out.sequences = reinterpret_cast<int32_t*>(floats(rows));
     return out;
