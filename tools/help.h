@@ -18,7 +18,7 @@ std::string option_details(const Option& option);
 std::string usage_line(const Command& command);
 /// The man page, section 1, in roff.
 std::string man_page(std::span<const Command> commands, const std::string& version);
-/// The table of flags for README.md.
+/// The tables of flags in docs/flags.md.
 std::string markdown_table(std::span<const Command> commands);
 /// A sourceable script for "bash", "zsh" or "fish" (the caller checks the name).
 std::string completion_script(std::span<const Command> commands, const std::string& shell);

@@ -1,6 +1,6 @@
 #pragma once
 // The one description of all subcommands and flags. Parsing, --help, the man page, the shell
-// completions and the table of README.md all come from the rows that describe_commands() returns.
+// completions and docs/flags.md all come from the rows that describe_commands() returns.
 //
 // A row binds its flags to a field of an options struct, so that the default that help shows is the
 // field's own. CLI11 was tried on paper and rejected: it refuses flags such as -ngl, and help, man
