@@ -6,8 +6,13 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/error.h"
+
 namespace tessera {
 namespace {
+
+/// As for -c of the other commands.
+constexpr int64_t kLongestContext = 1 << 30;
 
 /// Calls `use` with every combination that needs an engine of its own.
 template <class Use>
@@ -46,6 +51,11 @@ std::vector<BenchTest> expand_tests(const BenchOptions& options) {
             test.n_depth = depth;
             const auto add = [&](int32_t prompt, int32_t gen) {
                 if (prompt == 0 && gen == 0) return;
+                const int64_t tokens = int64_t{depth} + prompt + gen;
+                if (tokens > kLongestContext)
+                    throw UserError(ExitCode::kUsage,
+                                    fmt::format("a test of {} tokens: at most {} are possible",
+                                                tokens, kLongestContext));
                 test.n_prompt = prompt;
                 test.n_gen = gen;
                 tests.push_back(test);

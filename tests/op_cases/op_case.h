@@ -136,8 +136,8 @@ struct PagedCase {
     int32_t window = 0;
     float softcap = 0.0f;
     bool in_place = false;  ///< kAttention: out is q; padding 0
-    bool norm = true;   ///< kQkNormRopeStore: with gains
-    RopeParams rope{};  ///< kQkNormRopeStore
+    bool norm = true;       ///< kQkNormRopeStore: with gains
+    RopeParams rope{};      ///< kQkNormRopeStore
 };
 
 enum class Logits : uint8_t {

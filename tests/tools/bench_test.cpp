@@ -183,5 +183,20 @@ TEST(OpsTable, SortsByTimeAndGivesRates) {
     EXPECT_NE(table.find("40.00%"), std::string::npos) << "time outside the ops\n" << table;
 }
 
+// Guards against a sum of tokens that overflows: the context came out small and the run ended with
+// an unrelated message.
+TEST(Bench, TestsLongerThanAnyContextAreRefused) {
+    BenchOptions options;
+    options.models = {"m.gguf"};
+    options.n_prompt = {1 << 30};
+    options.n_gen = {0};
+    EXPECT_EQ(expand_tests(options).size(), 1u);
+    options.n_depth = {1 << 30};
+    EXPECT_THROW(expand_tests(options), UserError);
+    options.n_depth = {0};
+    options.prompt_gen = {{1 << 30, 1}};
+    EXPECT_THROW(expand_tests(options), UserError);
+}
+
 }  // namespace
 }  // namespace tessera

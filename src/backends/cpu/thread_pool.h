@@ -1,6 +1,6 @@
 #pragma once
 // A fixed team of threads for fork-join work. Decoding calls it a few hundred times a token, so
-// workers spin for some microseconds before they sleep on a futex. One caller at a time.
+// workers spin for some milliseconds before they sleep on a futex. One caller at a time.
 
 #include <cstdint>
 #include <memory>
