@@ -34,20 +34,22 @@ std::string_view main_format(const GgufFile& file) {
 void read_rope(const GgufFile& file, const std::string& prefix, Hparams& hparams) {
     RopeParams& rope = hparams.rope;
     const ModelInfo& info = hparams.info;
-    rope.rotary = static_cast<int32_t>(
-        file.get_int(prefix + "rope.dimension_count").value_or(info.head_size));
-    if (rope.rotary <= 0 || rope.rotary % 2 != 0 || rope.rotary > info.head_size)
+    const int64_t rotary = file.get_int(prefix + "rope.dimension_count").value_or(info.head_size);
+    if (rotary <= 0 || rotary % 2 != 0 || rotary > info.head_size)
         fail(file, fmt::format("key '{}rope.dimension_count' is {}, expected an even number up to "
                                "the head size {}",
-                               prefix, rope.rotary, info.head_size));
+                               prefix, rotary, info.head_size));
+    rope.rotary = static_cast<int32_t>(rotary);
     rope.base = static_cast<float>(file.get_float(prefix + "rope.freq_base").value_or(10000.0));
     if (!(rope.base > 0.0f) || !std::isfinite(rope.base))
         fail(file, fmt::format("key '{}rope.freq_base' is {}, expected a positive number", prefix,
                                rope.base));
     const std::string type = file.get_string(prefix + "rope.scaling.type").value_or("none");
     const double factor = file.get_float(prefix + "rope.scaling.factor").value_or(1.0);
-    rope.original_context = static_cast<int32_t>(
-        file.get_int(prefix + "rope.scaling.original_context_length").value_or(info.train_context));
+    const std::string original = prefix + "rope.scaling.original_context_length";
+    rope.original_context = file.find(original) == nullptr
+                                ? info.train_context
+                                : static_cast<int32_t>(required_int(file, original, 1, 1 << 30));
     if (type == "none") return;
     if (type != "linear" && type != "yarn")
         fail(file, fmt::format("key '{}rope.scaling.type' is '{}', known are none, linear, yarn",

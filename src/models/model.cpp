@@ -42,6 +42,11 @@ std::vector<int64_t> rows_major_shape(const GgufTensor& tensor) {
     return shape;
 }
 
+bool is_integer(DType dtype) {
+    return dtype == DType::kI8 || dtype == DType::kI16 || dtype == DType::kI32 ||
+           dtype == DType::kI64;
+}
+
 /// The tensor of a row of the table, with the shape checked; nullptr for an absent optional one.
 const GgufTensor* find_checked(const GgufFile& file, const WeightRow& row) {
     const GgufTensor* tensor = file.find_tensor(row.tensor);
@@ -49,6 +54,9 @@ const GgufTensor* find_checked(const GgufFile& file, const WeightRow& row) {
         if (row.required) fail(file, fmt::format("tensor '{}' is missing", row.tensor));
         return nullptr;
     }
+    if (is_integer(tensor->dtype))
+        fail(file, fmt::format("tensor '{}' is {}, expected floating-point numbers", row.tensor,
+                               dtype_info(tensor->dtype).name));
     const std::vector<int64_t> found = rows_major_shape(*tensor);
     if (found != row.shape)
         fail(file, fmt::format("tensor '{}' is [{}], expected [{}]", row.tensor,
