@@ -62,12 +62,23 @@ int32_t physical_cores() {
 }
 
 int64_t available_memory_bytes() {
-    int64_t available = meminfo_available();
-    const int64_t limit = cgroup_bytes("/sys/fs/cgroup/memory.max");
-    const int64_t used = cgroup_bytes("/sys/fs/cgroup/memory.current");
-    if (limit >= 0 && used >= 0)
-        available = std::min(available, std::max<int64_t>(limit - used, 0));
-    return available;
+    const int64_t available = meminfo_available();
+    const int64_t in_group = cgroup_available_bytes("/sys/fs/cgroup");
+    return in_group >= 0 ? std::min(available, in_group) : available;
+}
+
+int64_t cgroup_available_bytes(const std::string& folder) {
+    const int64_t limit = cgroup_bytes(folder + "/memory.max");
+    const int64_t used = cgroup_bytes(folder + "/memory.current");
+    if (limit < 0 || used < 0) return -1;
+    // memory.current counts cached files too. The kernel drops those when memory is asked for, and
+    // a model that was just copied or read fills a small group with them.
+    int64_t cached = 0;
+    std::ifstream file(folder + "/memory.stat");
+    std::string key;
+    for (int64_t bytes = 0; file >> key >> bytes;)
+        if (key == "inactive_file" || key == "active_file") cached += bytes;
+    return std::max<int64_t>(limit - used + std::min(cached, used), 0);
 }
 
 void release_free_heap() {
