@@ -86,6 +86,31 @@ void check_heads(const GgufFile& file, const std::string& prefix, ModelInfo& inf
                                value_key, info.head_size));
 }
 
+ExpertHparams read_experts(const GgufFile& file, const std::string& prefix) {
+    ExpertHparams experts;
+    const auto number = [&](const char* key, int64_t low, int64_t high) {
+        return static_cast<int32_t>(required_int(file, prefix + key, low, high));
+    };
+    if (file.get_int(prefix + "expert_count").value_or(0) == 0) return experts;
+    experts.shape.experts = number("expert_count", 1, 1 << 16);
+    experts.shape.choices = number("expert_used_count", 1, experts.shape.experts);
+    experts.ffn = number("expert_feed_forward_length", 1, 1 << 24);
+    if (file.find(prefix + "expert_shared_feed_forward_length"))
+        experts.shared_ffn = number("expert_shared_feed_forward_length", 0, 1 << 24);
+    const int64_t gating = file.get_int(prefix + "expert_gating_func").value_or(1);
+    if (gating != 1 && gating != 2)
+        fail(file, fmt::format("key '{}expert_gating_func' is {}, known are 1 (softmax) and 2 "
+                               "(sigmoid)",
+                               prefix, gating));
+    experts.shape.route.sigmoid = gating == 2;
+    experts.shape.route.normalize = file.get_bool(prefix + "expert_weights_norm").value_or(true);
+    const double scale = file.get_float(prefix + "expert_weights_scale").value_or(0.0);
+    if (!std::isfinite(scale))
+        fail(file, fmt::format("key '{}expert_weights_scale' is {}", prefix, scale));
+    experts.shape.route.scale = scale == 0.0 ? 1.0f : static_cast<float>(scale);
+    return experts;
+}
+
 }  // namespace
 
 int64_t required_int(const GgufFile& file, const std::string& key, int64_t low, int64_t high) {
@@ -103,15 +128,23 @@ Hparams read_hparams(const GgufFile& file, const std::string& architecture) {
     const auto number = [&](const char* key, int64_t low, int64_t high) {
         return static_cast<int32_t>(required_int(file, prefix + key, low, high));
     };
+    const auto optional_number = [&](const char* key, int64_t low, int64_t high) {
+        return file.find(prefix + key) ? number(key, low, high) : 0;
+    };
     info.architecture = architecture;
     info.name = file.get_string("general.name").value_or("");
     info.layers = number("block_count", 1, 4096);
+    hparams.draft_blocks = optional_number("nextn_predict_layers", 0, info.layers - 1);
+    info.layers -= hparams.draft_blocks;
     info.width = number("embedding_length", 1, 1 << 20);
     info.heads = number("attention.head_count", 1, 4096);
     info.kv_heads = file.find(prefix + "attention.head_count_kv")
                         ? number("attention.head_count_kv", 1, 4096)
                         : info.heads;
-    info.ffn = number("feed_forward_length", 1, 1 << 24);
+    hparams.experts = read_experts(file, prefix);
+    info.ffn = hparams.experts.shape.experts > 0
+                   ? optional_number("feed_forward_length", 0, 1 << 24)
+                   : number("feed_forward_length", 1, 1 << 24);
     info.train_context = number("context_length", 1, 1 << 30);
     const GgufTensor* embedding = file.find_tensor("token_embd.weight");
     if (embedding == nullptr) fail(file, "tensor 'token_embd.weight' is missing");
@@ -132,6 +165,20 @@ Hparams read_hparams(const GgufFile& file, const std::string& architecture) {
     info.description =
         fmt::format("{} {} {}", architecture, short_count(info.parameters), main_format(file));
     return hparams;
+}
+
+void refuse_draft_without_block(const GgufFile& file,
+                                const Hparams& hparams,
+                                const ModelOptions& options) {
+    if (!options.draft || hparams.draft_blocks == 1) return;
+    const std::string& name = hparams.info.architecture;
+    if (hparams.draft_blocks > 1)
+        fail(file, fmt::format("key '{}.nextn_predict_layers' is {}: drafting with one block is "
+                               "known, run without --spec-type",
+                               name, hparams.draft_blocks));
+    fail(file, fmt::format("the model has no block for multi-token prediction (key "
+                           "'{}.nextn_predict_layers'): run without --spec-type draft-mtp",
+                           name));
 }
 
 }  // namespace tessera

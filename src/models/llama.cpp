@@ -5,6 +5,7 @@
 #include "models/blocks/attention.h"
 #include "models/blocks/ffn.h"
 #include "models/hparams.h"
+#include "models/weight_table.h"
 
 namespace tessera {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 struct Layer {
     AttentionWeights attention;
     FfnWeights ffn;
+    MoeWeights moe;  ///< instead of ffn in a model with experts
 };
 
 class LlamaModel final : public Model {
@@ -23,11 +25,12 @@ class LlamaModel final : public Model {
                                    {hparams_.info.kv_heads, hparams_.info.head_size});
     }
     std::vector<WeightRow> weights() override;
-    Tensor forward(Ops& ops, Exec& ex, const Batch& batch, std::span<const KvView> kv) override;
+    Tensor forward(Ops& ops, Exec& ex, const Batch& batch, const Memory& memory) override;
     void logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out) override;
 
   private:
     void add_layer_weights(int32_t index, std::vector<WeightRow>& rows);
+    void feed_forward(Ops& ops, Exec& ex, const Layer& layer, const Tensor& x);
 
     Hparams hparams_;
     AttentionShape shape_;
@@ -76,41 +79,45 @@ void LlamaModel::add_layer_weights(int32_t index, std::vector<WeightRow>& rows) 
     const ModelInfo& info = hparams_.info;
     const int64_t q_rows = int64_t{info.heads} * info.head_size;
     const int64_t kv_rows = int64_t{info.kv_heads} * info.head_size;
-    const bool per_head_norms = info.architecture == "qwen3";
+    const bool per_head_norms = info.architecture.starts_with("qwen3");
     const bool biases = info.architecture == "qwen2";
     const bool optional_biases = info.architecture == "llama";
     Layer& layer = layers_[static_cast<size_t>(index)];
     AttentionWeights& a = layer.attention;
-    const auto name = [&](const char* part) { return fmt::format("blk.{}.{}", index, part); };
-    const auto matrix = [&](const char* part, int64_t n, int64_t k, Weight* target) {
-        rows.push_back({.tensor = name(part), .shape = {n, k}, .matrix = target});
-    };
-    const auto vector = [&](const char* part, int64_t n, bool required, Tensor* target) {
-        rows.push_back(
-            {.tensor = name(part), .shape = {n}, .required = required, .vector = target});
-    };
-    vector("attn_norm.weight", info.width, true, &a.norm);
-    matrix("attn_q.weight", q_rows, info.width, &a.q);
-    matrix("attn_k.weight", kv_rows, info.width, &a.k);
-    matrix("attn_v.weight", kv_rows, info.width, &a.v);
-    matrix("attn_output.weight", info.width, q_rows, &a.out);
+    LayerTable table(index, rows);
+    table.vector("attn_norm.weight", {info.width}, &a.norm);
+    table.matrix("attn_q.weight", {q_rows, info.width}, &a.q);
+    table.matrix("attn_k.weight", {kv_rows, info.width}, &a.k);
+    table.matrix("attn_v.weight", {kv_rows, info.width}, &a.v);
+    table.matrix("attn_output.weight", {info.width, q_rows}, &a.out);
     if (biases || optional_biases) {
-        vector("attn_q.bias", q_rows, biases, &a.q_bias);
-        vector("attn_k.bias", kv_rows, biases, &a.k_bias);
-        vector("attn_v.bias", kv_rows, biases, &a.v_bias);
-        vector("attn_output.bias", info.width, false, &a.out_bias);
+        table.vector("attn_q.bias", {q_rows}, &a.q_bias, biases);
+        table.vector("attn_k.bias", {kv_rows}, &a.k_bias, biases);
+        table.vector("attn_v.bias", {kv_rows}, &a.v_bias, biases);
+        table.vector("attn_output.bias", {info.width}, &a.out_bias, false);
     }
     if (per_head_norms) {
-        vector("attn_q_norm.weight", info.head_size, true, &a.q_norm);
-        vector("attn_k_norm.weight", info.head_size, true, &a.k_norm);
+        table.vector("attn_q_norm.weight", {info.head_size}, &a.q_norm);
+        table.vector("attn_k_norm.weight", {info.head_size}, &a.k_norm);
     }
-    vector("ffn_norm.weight", info.width, true, &layer.ffn.norm);
-    matrix("ffn_gate.weight", info.ffn, info.width, &layer.ffn.gate);
-    matrix("ffn_up.weight", info.ffn, info.width, &layer.ffn.up);
-    matrix("ffn_down.weight", info.width, info.ffn, &layer.ffn.down);
+    const bool experts = hparams_.experts.shape.experts > 0;
+    table.vector("ffn_norm.weight", {info.width}, experts ? &layer.moe.norm : &layer.ffn.norm);
+    if (experts) {
+        table.moe(info, hparams_.experts, layer.moe);
+    } else {
+        table.dense_ffn(info, layer.ffn);
+    }
 }
 
-Tensor LlamaModel::forward(Ops& ops, Exec& ex, const Batch& batch, std::span<const KvView> kv) {
+void LlamaModel::feed_forward(Ops& ops, Exec& ex, const Layer& layer, const Tensor& x) {
+    if (hparams_.experts.shape.experts > 0) {
+        moe_block(ops, ex, layer.moe, hparams_.experts.shape, hparams_.norm_eps, x);
+    } else {
+        ffn_block(ops, ex, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu, x);
+    }
+}
+
+Tensor LlamaModel::forward(Ops& ops, Exec& ex, const Batch& batch, const Memory& memory) {
     const int64_t width = hparams_.info.width;
     const int64_t wanted = batch.outputs.shape[0];
     const Tensor hidden = ex.arena.allocate(DType::kF32, {wanted, width});
@@ -124,7 +131,8 @@ Tensor LlamaModel::forward(Ops& ops, Exec& ex, const Batch& batch, std::span<con
         const bool last = i + 1 == layers_.size();
         {
             Scope attention_scope(ex.arena);
-            Tensor heads = attention_heads(ops, ex, layer.attention, shape_, x, batch, kv[i]);
+            Tensor heads =
+                attention_heads(ops, ex, layer.attention, shape_, x, batch, memory.kv[i]);
             if (last) {
                 const Tensor all = heads;
                 heads = ex.arena.allocate(DType::kF32, {wanted, all.cols()});
@@ -133,23 +141,28 @@ Tensor LlamaModel::forward(Ops& ops, Exec& ex, const Batch& batch, std::span<con
             }
             attention_output(ops, last ? tail : ex, layer.attention, heads, last ? hidden : x);
         }
-        ffn_block(ops, last ? tail : ex, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu,
-                  last ? hidden : x);
+        feed_forward(ops, last ? tail : ex, layer, last ? hidden : x);
     }
+    ops.rms_norm(ex, hidden, output_norm_, hparams_.norm_eps, hidden);
     return hidden;
 }
 
 void LlamaModel::logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out) {
     Scope scope(ex.arena);
     const Weight& head = head_.absent() ? embedding_ : head_;
-    const GemmInput h = ops.rms_norm_input(ex, hidden, output_norm_, hparams_.norm_eps, head.wants);
-    ops.linear(ex, h, head, Tensor{}, out, Accumulate::kNo);
+    ops.linear(ex, ops.prepare(ex, hidden, head.wants), head, Tensor{}, out, Accumulate::kNo);
 }
 
 }  // namespace
 
-std::unique_ptr<Model> make_llama(const GgufFile& file) {
-    return std::make_unique<LlamaModel>(file);
+std::unique_ptr<Model> make_llama(const GgufFile& file, const ModelOptions& options) {
+    auto model = std::make_unique<LlamaModel>(file);
+    if (options.draft)
+        throw UserError(ExitCode::kModel,
+                        fmt::format("{}: architecture '{}' has no block for multi-token "
+                                    "prediction: run without --spec-type draft-mtp",
+                                    file.path(), model->info().architecture));
+    return model;
 }
 
 }  // namespace tessera

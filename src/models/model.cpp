@@ -12,18 +12,19 @@
 #include "core/codec.h"
 #include "core/nearest.h"
 #include "models/llama.h"
+#include "models/qwen35.h"
 
 namespace tessera {
 namespace {
 
 struct Architecture {
     std::string_view name;
-    std::unique_ptr<Model> (*make)(const GgufFile& file);
+    std::unique_ptr<Model> (*make)(const GgufFile& file, const ModelOptions& options);
 };
 constexpr std::array kArchitectures = {
-    Architecture{"llama", &make_llama},
-    Architecture{"qwen2", &make_llama},
-    Architecture{"qwen3", &make_llama},
+    Architecture{"llama", &make_llama},   Architecture{"qwen2", &make_llama},
+    Architecture{"qwen3", &make_llama},   Architecture{"qwen3moe", &make_llama},
+    Architecture{"qwen35", &make_qwen35}, Architecture{"qwen35moe", &make_qwen35},
 };
 constexpr std::array<std::string_view, kArchitectures.size()> kNames = [] {
     std::array<std::string_view, kArchitectures.size()> names{};
@@ -58,7 +59,12 @@ const GgufTensor* find_checked(const GgufFile& file, const WeightRow& row) {
         fail(file, fmt::format("tensor '{}' is {}, expected floating-point numbers", row.tensor,
                                dtype_info(tensor->dtype).name));
     const std::vector<int64_t> found = rows_major_shape(*tensor);
-    if (found != row.shape)
+    const auto missing_ones = std::ssize(row.shape) - std::ssize(found);
+    const bool fits = missing_ones >= 0 &&
+                      std::all_of(row.shape.begin(), row.shape.begin() + missing_ones,
+                                  [](int64_t extent) { return extent == 1; }) &&
+                      std::equal(found.begin(), found.end(), row.shape.begin() + missing_ones);
+    if (!fits)
         fail(file, fmt::format("tensor '{}' is [{}], expected [{}]", row.tensor,
                                fmt::join(found, ", "), fmt::join(row.shape, ", ")));
     return tensor;
@@ -88,24 +94,35 @@ std::vector<float> read_scale(const GgufFile& file, const std::string& tensor, i
     return {};
 }
 
+int32_t expert_count(const WeightRow& row) {
+    return row.shape.size() == 3 ? static_cast<int32_t>(row.shape[0]) : 1;
+}
+
 HostWeight host_weight(const WeightRow& row,
                        const GgufTensor& tensor,
                        std::span<const float> scale) {
+    const size_t last = row.shape.size() - 1;
     return {.name = row.tensor,
             .format = tensor.dtype,
-            .rows = row.shape[0],
-            .cols = row.shape[1],
-            .experts = 1,
+            .rows = row.shape[last - 1],
+            .cols = row.shape[last],
+            .experts = expert_count(row),
             .data = tensor.data,
             .scales = scale};
 }
 
-/// Small F32 vectors (norm gains, biases) live as they are.
-Tensor load_vector(const GgufTensor& tensor, Ops& ops) {
+Tensor vector_tensor(std::byte* memory, const WeightRow& row) {
+    if (row.shape.size() == 2)
+        return make_tensor(memory, DType::kF32, {row.shape[0], row.shape[1]});
+    return make_tensor(memory, DType::kF32, {row.shape[0]});
+}
+
+/// Small F32 vectors (norm gains, biases, taps of a convolution) live as they are.
+Tensor load_vector(const GgufTensor& tensor, const WeightRow& row, Ops& ops) {
     const int64_t count = tensor.elements();
     std::byte* memory = ops.allocate(static_cast<size_t>(count) * sizeof(float));
     dequantize_row(tensor.dtype, tensor.data, count, reinterpret_cast<float*>(memory));
-    return make_tensor(memory, DType::kF32, {count});
+    return vector_tensor(memory, row);
 }
 
 void refuse_unknown_tensors(const GgufFile& file, std::span<const WeightRow> rows) {
@@ -124,15 +141,24 @@ void refuse_unknown_tensors(const GgufFile& file, std::span<const WeightRow> row
 
 }  // namespace
 
+Tensor Model::draft(Ops&, Exec&, const Batch&, const Tensor&, const Memory&) {
+    check(false, "draft: the model has no block for it");
+    return {};
+}
+
+void Model::draft_logits(Ops&, Exec&, const Tensor&, const Tensor&) {
+    check(false, "draft_logits: the model has no block for it");
+}
+
 std::span<const std::string_view> known_architectures() {
     return kNames;
 }
 
-std::unique_ptr<Model> make_model(const GgufFile& file) {
+std::unique_ptr<Model> make_model(const GgufFile& file, const ModelOptions& options) {
     const std::optional<std::string> name = file.get_string("general.architecture");
     if (!name) fail(file, "key 'general.architecture' is missing");
     for (const Architecture& architecture : kArchitectures)
-        if (architecture.name == *name) return architecture.make(file);
+        if (architecture.name == *name) return architecture.make(file, options);
     fail(file, fmt::format("architecture '{}' is not supported; nearest known: {}", *name,
                            nearest_name(*name, kNames)));
 }
@@ -146,14 +172,15 @@ int64_t planned_weight_bytes(const GgufFile& file, Model& model, const Ops& ops)
         if (tensor == nullptr) continue;
         if (row.matrix != nullptr) {
             bytes += ops.upload_bytes(host_weight(row, *tensor, {}));
+            const HostWeight host = host_weight(row, *tensor, {});
             *row.matrix = {.format = tensor->dtype,
-                           .rows = row.shape[0],
-                           .cols = row.shape[1],
-                           .experts = 1,
+                           .rows = host.rows,
+                           .cols = host.cols,
+                           .experts = host.experts,
                            .wants = ops.wants(tensor->dtype)};
-        } else {
+        } else if (row.vector != nullptr) {
             bytes += tensor->elements() * static_cast<int64_t>(sizeof(float));
-            *row.vector = make_tensor(nullptr, DType::kF32, {tensor->elements()});
+            *row.vector = vector_tensor(nullptr, row);
         }
     }
     return bytes;
@@ -171,11 +198,11 @@ void load_weights(const GgufFile& file,
         const GgufTensor* tensor = find_checked(file, row);
         if (tensor == nullptr) continue;
         if (row.matrix != nullptr) {
-            const std::vector<float> scale = read_scale(file, row.tensor, 1);
+            const std::vector<float> scale = read_scale(file, row.tensor, expert_count(row));
             *row.matrix = ops.upload(host_weight(row, *tensor, scale));
             file.release_pages(*tensor);
-        } else {
-            *row.vector = load_vector(*tensor, ops);
+        } else if (row.vector != nullptr) {
+            *row.vector = load_vector(*tensor, row, ops);
         }
         done += tensor->bytes;
         if (progress) progress(done, total);

@@ -37,14 +37,33 @@ struct KvSpec {
     int32_t head_size = 0;
 };
 
+/// One recurrent layer's need of memory, see RecurrentView.
+struct RecurrentSpec {
+    int32_t channels = 0;  ///< of the convolution: 2 key_heads key_size + value_heads value_size
+    int32_t taps = 0;
+    int32_t key_heads = 0;
+    int32_t value_heads = 0;
+    int32_t key_size = 0;
+    int32_t value_size = 0;
+};
+
+/// What the sequences of a batch remember: kv[i] for kv_layers()[i], recurrent[i] for
+/// recurrent_layers()[i].
+struct Memory {
+    std::span<const KvView> kv;
+    std::span<const RecurrentView> recurrent;
+};
+
 /// A row of the weight table: the same rows give loading, checking, error text and memory estimate.
 struct WeightRow {
-    std::string tensor;  ///< "blk.3.attn_q.weight"
-    std::vector<int64_t>
-        shape;  ///< [rows, cols] or [size]; rows-major as Tensor, the reverse of GGUF order
+    std::string tensor;          ///< "blk.3.attn_q.weight"
+    std::vector<int64_t> shape;  ///< [rows, cols], [experts, rows, cols] or of a vector; rows-major
+                                 ///< as Tensor, the reverse of GGUF order. Leading ones may be
+                                 ///< missing in the file
     bool required = true;
     Weight* matrix = nullptr;  ///< uploaded as a Weight ...
-    Tensor* vector = nullptr;  ///< ... or as an F32 tensor
+    Tensor* vector = nullptr;  ///< ... or as an F32 tensor ...
+                               ///< ... or, without either, known and left alone
 };
 
 class Model {
@@ -53,17 +72,33 @@ class Model {
     virtual const ModelInfo& info() const = 0;
     virtual std::vector<KvSpec> kv_layers() const = 0;
     virtual std::vector<WeightRow> weights() = 0;
-    /// Final hidden rows [M, width] of batch.outputs, before the output norm; all rows extend the
-    /// key/value memory. `kv[i]` is the view of kv_layers()[i].
-    virtual Tensor forward(Ops& ops, Exec& ex, const Batch& batch, std::span<const KvView> kv) = 0;
-    /// Output norm and head: logits [M, vocab] of hidden rows [M, width]; ex.prompt_rows counts
-    /// among these rows.
+    virtual std::vector<RecurrentSpec> recurrent_layers() const { return {}; }
+    /// Final hidden rows [M, width] of batch.outputs, after the output norm; all rows extend the
+    /// memory.
+    virtual Tensor forward(Ops& ops, Exec& ex, const Batch& batch, const Memory& memory) = 0;
+    /// Logits [M, vocab] of hidden rows [M, width]; ex.prompt_rows counts among these rows.
     virtual void logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out) = 0;
+
+    /// Whether a block for multi-token prediction was asked for and is there. Its key/value memory
+    /// is then the last of kv_layers().
+    virtual bool has_draft() const { return false; }
+    /// One step of multi-token prediction. Row t holds a token x at position p and the hidden state
+    /// of position p - 1 (of forward(), or of draft() when guessing on; zeros at position 0):
+    /// hidden rows of batch.outputs that predict the token at p + 1. hidden [T, width].
+    virtual Tensor draft(
+        Ops& ops, Exec& ex, const Batch& batch, const Tensor& hidden, const Memory& memory);
+    /// Logits of rows that draft() returned.
+    virtual void draft_logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out);
+};
+
+struct ModelOptions {
+    bool draft = false;  ///< load the block for multi-token prediction, too
 };
 
 /// Reads the hyper-parameters and describes the model; loads nothing. UserError(kModel): unknown
-/// architecture (with the nearest known name), missing or senseless hyper-parameters.
-std::unique_ptr<Model> make_model(const GgufFile& file);
+/// architecture (with the nearest known name), missing or senseless hyper-parameters, a draft block
+/// wanted from a model that has none.
+std::unique_ptr<Model> make_model(const GgufFile& file, const ModelOptions& options = {});
 
 /// Architectures that make_model knows.
 std::span<const std::string_view> known_architectures();

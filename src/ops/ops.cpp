@@ -45,4 +45,36 @@ void Ops::qk_norm_rope_store(Exec& ex,
     kv_store(ex, k, v, batch, cache);
 }
 
+GemmInput Ops::glu_input(
+    Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
+    const int64_t rows = gate.rows();
+    const int64_t heads = gate.rank == 3 ? gate.shape[1] : 1;
+    const Tensor gated = ex.arena.allocate(DType::kF32, {rows, heads * gate.cols()});
+    glu(ex, gate, up, kind, gate.rank == 3 ? gated.reshape({rows, heads, gate.cols()}) : gated);
+    return prepare(ex, gated, wants);
+}
+
+GemmInput Ops::gated_rms_norm_input(
+    Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants) {
+    const Tensor normed = ex.arena.allocate(DType::kF32, {x.rows(), x.shape[1], x.cols()});
+    rms_norm(ex, x, gain, eps, normed);
+    return glu_input(ex, z, normed, Glu::kSwiGlu, wants);
+}
+
+GemmInput Ops::linear_experts_glu(Exec& ex,
+                                  const GemmInput& x,
+                                  const ExpertWork& work,
+                                  const Weight& gate,
+                                  const Weight& up,
+                                  Glu kind,
+                                  ActWants wants) {
+    const int64_t pairs = work.pairs.rows();
+    const Tensor gated = ex.arena.allocate(DType::kF32, {pairs, gate.rows});
+    const Tensor other = ex.arena.allocate(DType::kF32, {pairs, up.rows});
+    linear_experts(ex, x, work, gate, gated);
+    linear_experts(ex, x, work, up, other);
+    Exec pair_rows{.arena = ex.arena, .prompt_rows = ex.prompt_rows * work.choices};
+    return glu_input(pair_rows, gated, other, kind, wants);
+}
+
 }  // namespace tessera

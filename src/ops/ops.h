@@ -11,6 +11,7 @@
 // not UserErrors. Same build, device and operands give the same bytes; the result of a row does not
 // depend on other rows or on their number.
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -30,7 +31,8 @@ namespace tessera {
 enum class Glu : uint8_t {
     kSwiGlu,  ///< act(x) = x / (1 + exp(-x))
     kGeGlu,   ///< act(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-    kReGlu    ///< act(x) = max(x, 0)
+    kReGlu,   ///< act(x) = max(x, 0)
+    kSigmoid  ///< act(x) = 1 / (1 + exp(-x))
 };
 
 /// Whether a product replaces its output or is added to it (residual connection).
@@ -60,6 +62,28 @@ struct RopeParams {
     float beta_fast = 32.0f;
     float beta_slow = 1.0f;
     int32_t original_context = 0;
+    /// Interleaved multi-section rotation (qwen3.5): sizes of the temporal, height and width
+    /// sections; all 0: off. Pair i of `rotary / 2` turns by the position of axis i % 3 while
+    /// i < 3 * sections[i % 3], by the temporal one otherwise. Text has one position for all axes,
+    /// which makes this plain rotation.
+    std::array<int32_t, 3> sections{0, 0, 0};
+};
+
+/// How experts are chosen from the router's logits [T, E]. p = softmax over all experts or
+/// sigmoid; the k experts with the largest p + bias are taken (ties: lowest id), in that order;
+/// weights are their p without bias, divided by max(sum, 2^-14) when normalised, times scale.
+struct RouteParams {
+    bool sigmoid = false;
+    bool normalize = true;
+    float scale = 1.0f;
+};
+
+/// The (token, choice) pairs p = t * k + j of a batch, grouped by expert: the work of every expert
+/// matrix of a layer. pairs[starts[e] .. starts[e+1]) are the pairs of expert e, ascending.
+struct ExpertWork {
+    Tensor pairs;         ///< I32 [T * k]
+    Tensor starts;        ///< I32 [E + 1]
+    int32_t choices = 0;  ///< k
 };
 
 struct AttentionParams {
@@ -163,9 +187,17 @@ class Ops {
     virtual GemmInput rms_norm_input(
         Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants);
 
-    /// out = act(gate) * up, all [T, N], row strides free; out may be gate or up.
+    /// out = act(gate) * up, all of one shape (2 or 3 axes, outer strides free); out may be gate or
+    /// up.
     virtual void glu(
         Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) = 0;
+
+    /// glu of [T, N] or [T, H, d] ready for `wants` as [T, N] (N = H * d). Default: glu, prepare.
+    virtual GemmInput glu_input(
+        Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants);
+
+    /// x[.., i] /= sqrt(sum_i x^2 + eps) in place, x F32 with 2 to 4 axes, outer strides free.
+    virtual void l2_norm(Exec& ex, const Tensor& x, float eps) = 0;
 
     /// out = a + b, all of one shape (2 to 4 axes, outer strides free); out may be a or b.
     virtual void add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) = 0;
@@ -177,8 +209,8 @@ class Ops {
     virtual void softmax(
         Exec& ex, const Tensor& x, const Tensor& visible, float scale, const Tensor& out) = 0;
 
-    /// Rotates the heads of x [T, H, d] in place by positions I32 [T]. freq_factors F32 [rotary/2]
-    /// or absent (1).
+    /// Rotates the heads of x [T, H, d] in place by positions I32 [T], or [T, 3] (temporal, height,
+    /// width) when params.sections are set. freq_factors F32 [rotary/2] or absent (1).
     virtual void rope(Exec& ex,
                       const Tensor& x,
                       const Tensor& positions,
@@ -232,6 +264,103 @@ class Ops {
                            const KvView& cache,
                            const AttentionParams& params,
                            const Tensor& out) = 0;
+
+    // ---- recurrence (gated delta net, arXiv 2412.06464) ----
+    /// Causal depthwise convolution and SiLU: y[t, c] = sum_{i < W} taps[c, i] u[t - W + 1 + i, c],
+    /// out = y / (1 + exp(-y)), over each sequence on its own, continued from memory.conv, which
+    /// then holds the last W - 1 inputs (also when fewer rows came). u, out [T, C], row strides
+    /// free; taps F32 [C, W], 2 <= W <= 8. f32, summed in the order of i.
+    virtual void causal_conv(Exec& ex,
+                             const Tensor& u,
+                             const Tensor& taps,
+                             const Batch& batch,
+                             const RecurrentView& memory,
+                             const Tensor& out) = 0;
+
+    /// log_decay[t, h] = softplus(a[t, h] + bias[h]) * rate[h], beta[t, h] = 1 / (1 + exp(-b[t,
+    /// h])). softplus(x) = x > 20 ? x : log1p(exp(x)). rate = -exp(A_log) <= 0; bias, rate [H]. A
+    /// product inf * 0 counts as 0. In place: log_decay may be a, beta may be b.
+    virtual void delta_gates(Exec& ex,
+                             const Tensor& a,
+                             const Tensor& b,
+                             const Tensor& bias,
+                             const Tensor& rate,
+                             const Tensor& log_decay,
+                             const Tensor& beta) = 0;
+
+    /// Gated delta rule. Per value head h with key head h % Hk and state S [dv, dk] of the slot:
+    ///   S <- exp(log_decay) S;  d = beta (v - S k);  S <- S + d k^T;  out = S q / sqrt(dk).
+    /// q, k [T, Hk, dk] (already normalised), v [T, Hv, dv], log_decay <= 0 and beta [T, Hv], out
+    /// [T, Hv, dv]; row and head strides free. Hv % Hk == 0. Generated rows run this recurrence,
+    /// each on its own, so that the result does not depend on how many come at once. Prompt rows
+    /// may run the chunk form: in chunks of kChunkTokens at absolute multiples of it, cut short at
+    /// the ends of the rows; with G the inclusive running sum of log_decay inside the chunk,
+    ///   (I + L) D = beta (V - exp(G) K S^T),  L_ij = beta_i exp(G_i - G_j) k_i.k_j (i > j),
+    ///   out_i = (exp(G_i) S q_i + sum_{j <= i} exp(G_i - G_j) (q_i.k_j) D_j) / sqrt(dk),
+    ///   S <- exp(G_C) S + sum_j exp(G_C - G_j) D_j k_j^T;
+    /// only differences of G are ever exponentiated. Everything in f32 or better.
+    virtual void gated_delta_rule(Exec& ex,
+                                  const Tensor& q,
+                                  const Tensor& k,
+                                  const Tensor& v,
+                                  const Tensor& log_decay,
+                                  const Tensor& beta,
+                                  const Batch& batch,
+                                  const RecurrentView& memory,
+                                  const Tensor& out) = 0;
+
+    /// Makes the first counts[s] rows of the last tentative batch of slots[s] (I32 [S] both) part
+    /// of the recurrent memory, bit for bit as if they had been decoded one by one.
+    virtual void accept_recurrent(Exec& ex,
+                                  const Tensor& slots,
+                                  const Tensor& counts,
+                                  const RecurrentView& memory) = 0;
+
+    /// rms_norm(x) * gain * silu(z), ready for `wants` as [T, H * d]. x, z [T, H, d], gain [d].
+    /// Default: rms_norm, glu_input(kSwiGlu).
+    virtual GemmInput gated_rms_norm_input(
+        Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants);
+
+    // ---- experts ----
+    /// ids I32 [T, k], weights F32 [T, k] of logits [T, E]; bias F32 [E] or absent. NaN logits
+    /// count as -inf for the choice, so that every id is valid.
+    virtual void route(Exec& ex,
+                       const Tensor& logits,
+                       const Tensor& bias,
+                       const RouteParams& params,
+                       const Tensor& ids,
+                       const Tensor& weights) = 0;
+
+    /// Groups ids I32 [T, k] by expert (stable). Lives in ex.arena. Ids may repeat within a token.
+    /// UserError(kFailure) names an id outside [0, experts).
+    virtual ExpertWork group_experts(Exec& ex, const Tensor& ids, int32_t experts) = 0;
+
+    /// out[p, :] = outer_scale[e] * W_e x_r for every pair p of expert e; r = p when x has a row
+    /// per pair, r = p / k when it has one per token. out [T * k, N] F32. ex.prompt_rows counts
+    /// tokens. Sums as `linear`.
+    virtual void linear_experts(Exec& ex,
+                                const GemmInput& x,
+                                const ExpertWork& work,
+                                const Weight& weight,
+                                const Tensor& out) = 0;
+
+    /// act(Wg_e x) * (Wu_e x) per pair, ready for `wants` with a row per pair. Default: two
+    /// linear_experts, glu_input.
+    virtual GemmInput linear_experts_glu(Exec& ex,
+                                         const GemmInput& x,
+                                         const ExpertWork& work,
+                                         const Weight& gate,
+                                         const Weight& up,
+                                         Glu kind,
+                                         ActWants wants);
+
+    /// out[t] (+)= sum_j weights[t, j] y[t * k + j], j ascending, f32. y [T * k, N], weights
+    /// [T, k].
+    virtual void combine(Exec& ex,
+                         const Tensor& y,
+                         const Tensor& weights,
+                         const Tensor& out,
+                         Accumulate accumulate) = 0;
 
     // ---- choosing tokens ----
     /// ids[t] = lowest index of the largest logit of row t. NaN never wins; a row of only NaN gives

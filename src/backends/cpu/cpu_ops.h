@@ -103,6 +103,50 @@ class CpuOps final : public Ops {
                    const KvView& cache,
                    const AttentionParams& params,
                    const Tensor& out) override;
+    void l2_norm(Exec& ex, const Tensor& x, float eps) override;
+    void causal_conv(Exec& ex,
+                     const Tensor& u,
+                     const Tensor& taps,
+                     const Batch& batch,
+                     const RecurrentView& memory,
+                     const Tensor& out) override;
+    void delta_gates(Exec& ex,
+                     const Tensor& a,
+                     const Tensor& b,
+                     const Tensor& bias,
+                     const Tensor& rate,
+                     const Tensor& log_decay,
+                     const Tensor& beta) override;
+    void gated_delta_rule(Exec& ex,
+                          const Tensor& q,
+                          const Tensor& k,
+                          const Tensor& v,
+                          const Tensor& log_decay,
+                          const Tensor& beta,
+                          const Batch& batch,
+                          const RecurrentView& memory,
+                          const Tensor& out) override;
+    void accept_recurrent(Exec& ex,
+                          const Tensor& slots,
+                          const Tensor& counts,
+                          const RecurrentView& memory) override;
+    void route(Exec& ex,
+               const Tensor& logits,
+               const Tensor& bias,
+               const RouteParams& params,
+               const Tensor& ids,
+               const Tensor& weights) override;
+    ExpertWork group_experts(Exec& ex, const Tensor& ids, int32_t experts) override;
+    void linear_experts(Exec& ex,
+                        const GemmInput& x,
+                        const ExpertWork& work,
+                        const Weight& weight,
+                        const Tensor& out) override;
+    void combine(Exec& ex,
+                 const Tensor& y,
+                 const Tensor& weights,
+                 const Tensor& out,
+                 Accumulate accumulate) override;
     void argmax(Exec& ex, const Tensor& logits, const Tensor& ids) override;
     void sample(Exec& ex,
                 const Tensor& logits,

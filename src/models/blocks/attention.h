@@ -36,4 +36,14 @@ Tensor attention_heads(Ops& ops,
 void attention_output(
     Ops& ops, Exec& ex, const AttentionWeights& w, const Tensor& heads, const Tensor& x);
 
+/// Gated attention (qwen3.5): the rows of w.q are [heads][2][d], a query and a gate per head; x +=
+/// (heads * sigmoid(gate)) * out^T. No biases.
+void gated_attention_block(Ops& ops,
+                           Exec& ex,
+                           const AttentionWeights& w,
+                           const AttentionShape& shape,
+                           const Tensor& x,
+                           const Batch& batch,
+                           const KvView& kv);
+
 }  // namespace tessera
