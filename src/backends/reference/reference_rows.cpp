@@ -21,6 +21,8 @@ double activate(Glu kind, double x) {
             return x / (1.0 + std::exp(-x));
         case Glu::kReGlu:
             return std::max(x, 0.0);
+        case Glu::kSigmoid:
+            return 1.0 / (1.0 + std::exp(-x));
         case Glu::kGeGlu:
             break;
     }
@@ -47,6 +49,12 @@ double rope_frequency(const RopeParams& params, const float* freq_factors, int32
     const double ramp = std::clamp((i - low) / std::max(0.001, high - low), 0.0, 1.0);
     const double keep = 1.0 - ramp;
     return theta * scale * (1.0 - keep) + theta * keep;
+}
+
+/// Which of a token's positions turns pair `i`.
+size_t rope_axis(const RopeParams& params, int32_t i) {
+    const auto axis = static_cast<size_t>(i % 3);
+    return i < 3 * params.sections[axis] ? axis : 0;
 }
 
 double read_plain(DType dtype, const std::byte* row, int64_t i) {
@@ -234,7 +242,7 @@ void ReferenceOps::rope(Exec& ex,
                         const RopeParams& params) {
     const int32_t half = params.rotary / 2;
     check(x.rank == 3 && positions.rows() == x.rows() && params.rotary % 2 == 0 &&
-              params.rotary <= x.cols() &&
+              params.rotary <= x.cols() && (positions.rank == 1 || positions.cols() == 3) &&
               (freq_factors.absent() || freq_factors.elements() == half),
           "rope: shapes");
     const Scope scope(ex.arena);
@@ -247,15 +255,17 @@ void ReferenceOps::rope(Exec& ex,
     const double magnitude = static_cast<double>(params.magnitude);
     for (int64_t row = 0; row < row_count(x); ++row) {
         float* head = x.as<float>() + row_offset(x, row);
-        const int32_t position = positions.as<int32_t>()[row / x.shape[1]];
+        const int32_t* place = positions.row<int32_t>(row / x.shape[1]);
         for (int32_t i = 0; i < half; ++i) {
             const bool adjacent = params.pairs == RopePairs::kAdjacent;
             float& first = head[adjacent ? 2 * i : i];
             float& second = head[adjacent ? 2 * i + 1 : i + half];
             const double a = static_cast<double>(first);
             const double b = static_cast<double>(second);
-            const double cosine = magnitude * std::cos(position * frequency[i]);
-            const double sine = magnitude * std::sin(position * frequency[i]);
+            const double angle =
+                place[positions.rank == 1 ? 0 : rope_axis(params, i)] * frequency[i];
+            const double cosine = magnitude * std::cos(angle);
+            const double sine = magnitude * std::sin(angle);
             first = static_cast<float>(a * cosine - b * sine);
             second = static_cast<float>(a * sine + b * cosine);
         }
