@@ -62,6 +62,10 @@ double sigmoid(double x) {
     return 1.0 / (1.0 + std::exp(-x));
 }
 
+bool infinite_times_zero(float a, float b) {
+    return (std::isinf(a) && b == 0.0f) || (a == 0.0f && std::isinf(b));
+}
+
 double read(const float* values, int64_t i) {
     return static_cast<double>(values[i]);
 }
@@ -217,7 +221,8 @@ void ReferenceOps::delta_gates(Exec& ex,
             // Rounded before the product: what f32 calls 0 must meet an infinite rate as 0.
             const auto softplus = static_cast<float>(x > 20.0 ? x : std::log1p(std::exp(x)));
             const float decay = softplus * rate.as<float>()[h];
-            log_decay.row<float>(t)[h] = std::isnan(decay) && !std::isnan(x) ? 0.0f : decay;
+            log_decay.row<float>(t)[h] =
+                infinite_times_zero(softplus, rate.as<float>()[h]) ? 0.0f : decay;
             beta.row<float>(t)[h] = static_cast<float>(sigmoid(read(b.row<float>(t), h)));
         }
 }
