@@ -1,6 +1,8 @@
 // Weights, activation formats and matrix products in plain loops. A product starts from the very
 // values that the activation format can hold, so that a quantizing backend is judged by its sums
 // and not by the quantization that its user asked for.
+#include "backends/reference/reference_linear.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -120,14 +122,14 @@ void round_rows(Exec& ex, const Tensor& x, uint8_t wants, std::array<ActView, 2>
     check((wants & wants_bit(ActFormat::kFp8)) == 0, "prepare: no fp8 activations here");
 }
 
+}  // namespace
+
 const ActView* find_view(const std::array<ActView, 2>& views, uint8_t wants) {
     for (const ActView& view : views)
         if (!view.values.absent() && (wants & wants_bit(view.format)) != 0) return &view;
     return nullptr;
 }
 
-/// Row `t` of an activation as the f32 numbers that enter the sum, without the row scale of NVFP4
-/// (codes times scale of int8 blocks are rounded to f32 here, so they are summed by block instead).
 void decode_act(const ActView& view, int64_t t, int64_t cols, float* out) {
     for (int64_t k = 0; k < cols; ++k) {
         switch (view.format) {
@@ -156,8 +158,6 @@ double act_dot(const ActView& view, int64_t t, const float* x, const float* w, i
     }
     return sum;
 }
-
-}  // namespace
 
 int64_t ReferenceOps::upload_bytes(const HostWeight& weight) const {
     return weight.experts * weight.rows * dtype_bytes(weight.format, weight.cols);
