@@ -165,14 +165,22 @@ bool same_params(const RopeParams& a, const RopeParams& b) {
     return a.pairs == b.pairs && a.rotary == b.rotary && a.base == b.base &&
            a.freq_scale == b.freq_scale && a.magnitude == b.magnitude && a.yarn == b.yarn &&
            a.beta_fast == b.beta_fast && a.beta_slow == b.beta_slow &&
-           a.original_context == b.original_context;
+           a.original_context == b.original_context && a.sections == b.sections;
 }
 
-void fill_turns(const RopeTable& table, int32_t position, float* turns) {
+/// Which of a token's three positions turns pair `i`.
+size_t rope_axis(const RopeParams& params, size_t i) {
+    const size_t axis = i % 3;
+    return static_cast<int64_t>(i) < 3 * int64_t{params.sections[axis]} ? axis : 0;
+}
+
+/// `place`: the position of a token, or `axes` = 3 of them.
+void fill_turns(const RopeTable& table, const int32_t* place, int64_t axes, float* turns) {
     const RopeParams& params = table.params;
     const auto rotary = static_cast<size_t>(params.rotary);
     const auto magnitude = static_cast<double>(params.magnitude);
     for (size_t i = 0; i < rotary / 2; ++i) {
+        const int32_t position = place[axes == 1 ? 0 : rope_axis(params, i)];
         const double angle = position * table.frequencies[i];
         const auto cosine = static_cast<float>(std::cos(angle) * magnitude);
         const auto sine = static_cast<float>(std::sin(angle) * magnitude);
@@ -192,15 +200,18 @@ CpuOps::Rows::Rows(Isa isa, const CpuOptions& options) {
     kernels = &row_kernels_scalar();
     prompt = prompt_kernels_scalar;
     split = split_kernels_scalar;
+    recurrent = &recurrent_kernels_scalar();
 #if defined(__x86_64__)
     if (isa >= Isa::kAvx512) {
         kernels = &row_kernels_avx512();
         prompt = isa == Isa::kAmx && tiles ? prompt_kernels_amx : prompt_kernels_avx512;
         split = split_kernels_avx512;
+        recurrent = &recurrent_kernels_avx512();
     } else if (isa == Isa::kAvx2) {
         kernels = &row_kernels_avx2();
         prompt = prompt_kernels_avx2;
         split = split_kernels_avx2;
+        recurrent = &recurrent_kernels_avx2();
     }
 #else
     static_cast<void>(isa);
@@ -215,6 +226,8 @@ const float* CpuOps::Rows::turns(ThreadPool& pool,
     // Two sets (a model with local and global layers) for each of prompt and generated passes.
     constexpr size_t kTables = 4;
     const auto rows = static_cast<size_t>(positions.rows());
+    const int64_t axes = positions.rank == 1 ? 1 : positions.cols();
+    const size_t count = rows * static_cast<size_t>(axes);
     const size_t row_floats = 2 * static_cast<size_t>(params.rotary);
     std::span<const float> factors;
     if (!freq_factors.absent() && freq_factors.data != nullptr)
@@ -237,17 +250,18 @@ const float* CpuOps::Rows::turns(ThreadPool& pool,
         table->positions.clear();
     }
     if (table->turns.size() < rows * row_floats) table->turns.resize(rows * row_floats);
-    if (table->positions.capacity() < rows) table->positions.reserve(rows);
+    if (table->positions.capacity() < count) table->positions.reserve(count);
     if (positions.data == nullptr) return nullptr;
-    const std::span<const int32_t> wanted(positions.as<int32_t>(), rows);
+    const std::span<const int32_t> wanted(positions.as<int32_t>(), count);
     // A prefix is enough: neighbours do not matter.
-    if (table->positions.size() >= rows &&
+    if (table->axes == axes && table->positions.size() >= count &&
         std::equal(wanted.begin(), wanted.end(), table->positions.begin()))
         return table->turns.data();
+    table->axes = axes;
     table->positions.assign(wanted.begin(), wanted.end());
     parallel_rows(pool, positions.rows(), rows >= 4, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row)
-            fill_turns(*table, wanted[static_cast<size_t>(row)],
+            fill_turns(*table, wanted.data() + row * axes, axes,
                        table->turns.data() + static_cast<size_t>(row) * row_floats);
     });
     return table->turns.data();
@@ -303,15 +317,27 @@ GemmInput CpuOps::rms_norm_input(
 }
 
 void CpuOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) {
-    check(same_shape(gate, up) && same_shape(gate, out) && gate.rank == 2, "glu: shapes");
+    check(same_shape(gate, up) && same_shape(gate, out) && gate.rank >= 2, "glu: shapes");
     if (ex.planning() || gate.elements() == 0) return;
     const double elements = static_cast<double>(gate.elements());
     const Timed timed(*this, "glu", 8 * elements, 12 * elements);
-    const int64_t rows = gate.rows(), cols = gate.cols();
+    const int64_t rows = row_count(gate), cols = gate.cols();
     parallel_rows(pool_, rows, worth(rows, 12 * cols), [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row)
-            rows_->kernels->glu(kind, gate.row<float>(row), up.row<float>(row), cols,
-                                out.row<float>(row));
+            rows_->kernels->glu(kind, float_row(gate, row), float_row(up, row), cols,
+                                float_row(out, row));
+    });
+}
+
+void CpuOps::l2_norm(Exec& ex, const Tensor& x, float eps) {
+    check(x.rank >= 2, "l2_norm: shapes");
+    if (ex.planning() || x.elements() == 0) return;
+    const double elements = static_cast<double>(x.elements());
+    const Timed timed(*this, "l2_norm", 3 * elements, 8 * elements);
+    const int64_t rows = row_count(x), cols = x.cols();
+    parallel_rows(pool_, rows, worth(rows, 8 * cols), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row)
+            rows_->kernels->l2_norm(float_row(x, row), eps, cols);
     });
 }
 
@@ -350,7 +376,9 @@ void CpuOps::rope(Exec& ex,
                   const Tensor& positions,
                   const Tensor& freq_factors,
                   const RopeParams& params) {
-    check(x.rank == 3 && positions.rows() == x.rows(), "rope: shapes");
+    check(x.rank == 3 && positions.rows() == x.rows() && positions.contiguous() &&
+              (positions.rank == 1 || positions.cols() == 3),
+          "rope: shapes");
     check(params.rotary % 2 == 0 && params.rotary <= x.cols(), "rope: rotary size");
     check(freq_factors.absent() || freq_factors.elements() == params.rotary / 2, "rope: factors");
     const float* turns = rows_->turns(pool_, positions, freq_factors, params);

@@ -298,7 +298,7 @@ class Finish {
         return value;
     }
     TESSERA_INLINE void linear_row() const {
-        float* row = sink_.out + (token_ + row_) * sink_.out_stride;
+        float* row = sink_.out + sink_.out_row(token_ + row_) * sink_.out_stride;
         for (int side = 0; side < 2; ++side) {
             const int64_t at = tile_ * kColumnRows + 16 * side;
             const __mmask16 mask = lanes(task_.weights[0].rows - at);
@@ -323,9 +323,12 @@ class Finish {
             case Glu::kReGlu:
                 gate = relu_of<Wide512>(gate);
                 break;
+            case Glu::kSigmoid:
+                gate = sigmoid_of<Wide512>(gate);
+                break;
         }
         const __m512 value = _mm512_mul_ps(gate, scaled(1));
-        const int64_t token = token_ + row_;
+        const int64_t token = sink_.out_row(token_ + row_);
         if (sink_.out != nullptr)
             _mm512_mask_storeu_ps(sink_.out + token * sink_.out_stride + at, mask, value);
         if (sink_.out_bf16 != nullptr)

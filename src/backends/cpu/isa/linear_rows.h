@@ -89,6 +89,7 @@ TESSERA_INLINE typename V::Float gate_of(typename V::Float x) {
     if constexpr (kKind == Glu::kSwiGlu) return silu_of<V>(x);
     if constexpr (kKind == Glu::kGeGlu) return gelu_of<V>(x);
     if constexpr (kKind == Glu::kReGlu) return relu_of<V>(x);
+    if constexpr (kKind == Glu::kSigmoid) return sigmoid_of<V>(x);
 }
 
 template <class V, Glu kKind>
@@ -115,6 +116,8 @@ void glu_rows(const float* gate, const float* up, int64_t count, Glu kind, float
             return glu_of<V, Glu::kGeGlu>(gate, up, count, out);
         case Glu::kReGlu:
             return glu_of<V, Glu::kReGlu>(gate, up, count, out);
+        case Glu::kSigmoid:
+            return glu_of<V, Glu::kSigmoid>(gate, up, count, out);
     }
 }
 

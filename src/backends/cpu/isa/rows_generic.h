@@ -48,11 +48,14 @@ struct RowOps {
                 operation(load_tail(a + i, count - i, 0.0f), load_tail(b + i, count - i, 0.0f)));
     }
 
-    static F norm_factor(const float* x, float eps, int64_t cols) {
+    static double square_sum(const float* x, int64_t cols) {
         const int64_t whole = cols / kWidth;
         double total = L::square_sum(x, whole);
         for (int64_t i = whole * kWidth; i < cols; ++i) total += static_cast<double>(x[i]) * x[i];
-        const double mean = total / static_cast<double>(cols);
+        return total;
+    }
+    static F norm_factor(const float* x, float eps, int64_t cols) {
+        const double mean = square_sum(x, cols) / static_cast<double>(cols);
         return V::set(static_cast<float>(1.0 / __builtin_sqrt(mean + static_cast<double>(eps))));
     }
 
@@ -64,6 +67,12 @@ struct RowOps {
             map2(x, gain, cols, out,
                  [factor](F value, F g) { return V::mul(V::mul(value, factor), g); });
         }
+    }
+
+    static void l2_norm(float* x, float eps, int64_t cols) {
+        const double sum = square_sum(x, cols) + static_cast<double>(eps);
+        const F factor = V::set(static_cast<float>(1.0 / __builtin_sqrt(sum)));
+        map(x, cols, x, [factor](F value) { return V::mul(value, factor); });
     }
 
     static void rms_norm_bf16(
@@ -93,6 +102,9 @@ struct RowOps {
             case Glu::kReGlu:
                 return map2(gate, up, count, out,
                             [](F g, F u) { return V::mul(relu_of<V>(g), u); });
+            case Glu::kSigmoid:
+                return map2(gate, up, count, out,
+                            [](F g, F u) { return V::mul(sigmoid_of<V>(g), u); });
         }
     }
 
@@ -235,6 +247,7 @@ constexpr RowKernels make_row_kernels() {
     using R = RowOps<V>;
     return {.rms_norm = R::rms_norm,
             .rms_norm_bf16 = R::rms_norm_bf16,
+            .l2_norm = R::l2_norm,
             .glu = R::glu,
             .add = R::add,
             .softmax = R::softmax,

@@ -6,6 +6,7 @@
 
 #include "backends/cpu/cpu_ops.h"
 #include "backends/cpu/isa/attention_kernels.h"
+#include "backends/cpu/isa/recurrent_kernels.h"
 
 namespace tessera::cpu {
 
@@ -17,6 +18,8 @@ struct RowKernels {
     /// The same, rounded to bf16.
     void (*rms_norm_bf16)(
         const float* x, const float* gain, float eps, int64_t cols, uint16_t* out);
+    /// x /= sqrt(sum x^2 + eps), in place.
+    void (*l2_norm)(float* x, float eps, int64_t cols);
     void (*glu)(Glu kind, const float* gate, const float* up, int64_t count, float* out);
     void (*add)(const float* a, const float* b, int64_t count, float* out);
     void (*softmax)(const float* x, float scale, int64_t visible, int64_t cols, float* out);
@@ -45,8 +48,9 @@ struct RopeTable {
     RopeParams params;
     std::vector<float> factors;       ///< empty: none
     std::vector<double> frequencies;  ///< per pair, radians a position, scaling included
-    std::vector<int32_t> positions;
-    std::vector<float> turns;  ///< [positions][2 rotary], see RowKernels::rope
+    int64_t axes = 1;                 ///< positions of a token
+    std::vector<int32_t> positions;   ///< [tokens][axes]
+    std::vector<float> turns;         ///< [positions][2 rotary], see RowKernels::rope
 };
 
 /// Kernel tables of the ops that are not matrix products.
@@ -65,6 +69,7 @@ struct CpuOps::Rows {
     const RowKernels* kernels = nullptr;
     const PromptKernels& (*prompt)(int32_t head_size) = nullptr;
     const SplitKernels& (*split)(int32_t head_size) = nullptr;
+    const RecurrentKernels* recurrent = nullptr;
     std::vector<RopeTable> rope_tables;
     size_t next_table = 0;  ///< which table is given up next
 };

@@ -42,6 +42,13 @@ TESSERA_INLINE typename V::Float silu_of(typename V::Float x) {
     return V::div(x, V::add(V::set(1.0f), e));
 }
 
+/// 1 / (1 + e^-x).
+template <class V>
+TESSERA_INLINE typename V::Float sigmoid_of(typename V::Float x) {
+    const typename V::Float e = exp_of<V>(V::sub(V::zero(), x));
+    return V::div(V::set(1.0f), V::add(V::set(1.0f), e));
+}
+
 template <class V>
 TESSERA_INLINE typename V::Float tanh_of(typename V::Float x) {
     using Float = typename V::Float;

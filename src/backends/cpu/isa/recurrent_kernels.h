@@ -1,0 +1,95 @@
+#pragma once
+// What an instruction set provides for the gated delta net. Generated rows run the token
+// recurrence on the state as memory holds it, [value rows][key size]; prompt rows run the chunk
+// form on strips of value rows, [strip][key size][strip rows], where every product has the value
+// rows in its lanes and needs no sum over lanes. cpu_recurrent.cpp schedules both.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/batch.h"
+
+namespace tessera::cpu {
+
+/// Consecutive tokens of one value head; strides are floats between tokens.
+struct DeltaRun {
+    const float* q = nullptr;  ///< null: only the state moves on
+    int64_t q_stride = 0;
+    const float* k = nullptr;
+    int64_t k_stride = 0;
+    const float* v = nullptr;  ///< first value row of the block
+    int64_t v_stride = 0;
+    const float* log_decay = nullptr;
+    int64_t decay_stride = 0;
+    const float* beta = nullptr;
+    int64_t beta_stride = 0;
+    float* out = nullptr;  ///< first value row of the block
+    int64_t out_stride = 0;
+    int64_t tokens = 0;
+    int64_t key_size = 0;
+    int64_t rows = 0;  ///< value rows of the block
+};
+
+/// What the value heads of a key head share in a chunk of at most kChunkTokens tokens. Only
+/// elements at or left of the diagonal of the two squares mean anything.
+struct ChunkKeys {
+    float* q = nullptr;           ///< [tokens][key size]
+    float* k = nullptr;           ///< [tokens][key size]
+    float* transposed = nullptr;  ///< [key size][kChunkTokens], scratch of the squares
+    float* kk = nullptr;          ///< [tokens][kChunkTokens] k_i . k_j
+    float* qk = nullptr;          ///< [tokens][kChunkTokens] q_i . k_j
+};
+
+/// What the strips of a value head share in a chunk.
+struct ChunkGates {
+    /// [tokens][kChunkTokens] -beta_i exp(G_i - G_j) k_i.k_j, left of the diagonal.
+    float* solve = nullptr;
+    /// [tokens][kChunkTokens] exp(G_i - G_j) q_i.k_j, at or left of the diagonal.
+    float* mix = nullptr;
+    float* since = nullptr;  ///< [tokens] exp(G_i)
+    float* until = nullptr;  ///< [tokens] exp(G_last - G_i)
+    float* beta = nullptr;   ///< [tokens]
+};
+
+struct RecurrentKernels {
+    /// Value rows of a strip.
+    int64_t strip_rows = 0;
+    /// Value rows that the token recurrence takes together: blocks begin at multiples of it.
+    int64_t block_rows = 0;
+    /// [rows][cols] to [cols][rows].
+    void (*transpose)(const float* x, int64_t rows, int64_t cols, float* out) = nullptr;
+    /// out[c] = silu(sum_i taps[i * count + c] sources[i][c]), i ascending, c < count.
+    void (*convolve)(const float* const* sources,
+                     const float* taps,
+                     int64_t width,
+                     int64_t count,
+                     float* out) = nullptr;
+    /// Floats of scratch that `advance` needs.
+    int64_t (*advance_floats)(int64_t key_size) = nullptr;
+    /// The token recurrence over state [rows][key size]. Which tokens come in one call does not
+    /// show in the bits.
+    void (*advance)(const DeltaRun& run, float* scratch, float* state) = nullptr;
+    /// Fills `keys` from `tokens` rows of the run.
+    void (*open_chunk)(const DeltaRun& run, const ChunkKeys& keys) = nullptr;
+    void (*open_gates)(const DeltaRun& run,
+                       const ChunkKeys& keys,
+                       const ChunkGates& gates) = nullptr;
+    /// One chunk through one strip, `rows` <= strip_rows value rows of it live. `deltas`
+    /// [kChunkTokens][strip_rows] is scratch.
+    void (*run_strip)(const DeltaRun& run,
+                      const ChunkKeys& keys,
+                      const ChunkGates& gates,
+                      float* deltas,
+                      float* strip) = nullptr;
+    /// `rows` <= strip_rows rows of a state to a strip (dead rows become 0) and back.
+    void (*load_strip)(const float* state, int64_t rows, int64_t key_size, float* strip) = nullptr;
+    void (*store_strip)(const float* strip, int64_t rows, int64_t key_size, float* state) = nullptr;
+};
+
+const RecurrentKernels& recurrent_kernels_scalar();
+#if defined(__x86_64__)
+const RecurrentKernels& recurrent_kernels_avx2();
+const RecurrentKernels& recurrent_kernels_avx512();
+#endif
+
+}  // namespace tessera::cpu
