@@ -122,13 +122,12 @@ class Bench {
 
     /// Brings the sequence to `depth` tokens; tokens of an earlier run of that depth are kept.
     void fill(int32_t depth, std::string_view title) {
-        if (filled_ != depth) {
+        if (filled_ != depth || engine_.rewind(sequence_, depth) != depth) {
             say(title, fmt::format("filling {} tokens", depth));
-            engine_.truncate(sequence_, 0);
+            engine_.rewind(sequence_, 0);
             prompt(depth);
             filled_ = depth;
         }
-        engine_.truncate(sequence_, depth);
     }
 
     int64_t timed(const BenchTest& test) {

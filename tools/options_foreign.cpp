@@ -49,14 +49,13 @@ constexpr std::array kForeign{
     ForeignFlags{"--lora --lora-scaled --control-vector --control-vector-scaled "
                  "--control-vector-layer-range",
                  "merge adapters into the model file first"},
-    ForeignFlags{"-md --model-draft --spec-type --spec-draft-n-max --spec-draft-n-min "
-                 "--spec-draft-p-min --draft --draft-max --draft-min "
-                 "--draft-n --draft-n-min --draft-p-min --draft-p-split -td --threads-draft -ngld "
+    ForeignFlags{"-md --model-draft --spec-draft-n-min --draft --draft-min "
+                 "--draft-n --draft-n-min --draft-p-split -td --threads-draft -ngld "
                  "--gpu-layers-draft --n-gpu-layers-draft --mtp --eagle3 --spec-default -lcs "
                  "--lookup-cache-static -lcd --lookup-cache-dynamic "
                  "--spec-draft-type-k -ctkd --cache-type-k-draft --spec-draft-type-v -ctvd "
                  "--cache-type-v-draft",
-                 "there is no speculative decoding yet"},
+                 "drafting is done by the model's own block: --spec-type draft-mtp"},
     ForeignFlags{"-i --interactive -if --interactive-first -mli --multiline-input --in-prefix "
                  "--in-suffix --in-prefix-bos --simple-io",
                  "use -cnv for a chat"},
@@ -89,7 +88,7 @@ constexpr std::array kForeign{
         "--host --port --reuse-port --api-key --api-key-file --api-prefix --path -a --alias "
         "--metrics --props --slots --no-slots --slot-save-path -to --timeout "
         "--threads-http -cb --cont-batching -nocb --no-cont-batching --cache-prompt "
-        "--no-cache-prompt --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints "
+        "--no-cache-prompt --cache-reuse -cram --cache-ram "
         "--ssl-key-file --ssl-cert-file --embedding --rerank --reranking --webui "
         "--no-webui --ui --no-ui --models-dir",
         "there is no server yet"},

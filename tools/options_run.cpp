@@ -118,6 +118,26 @@ std::vector<Option> sampling_rows(RunOptions& run) {
     };
 }
 
+std::vector<Option> draft_rows(RunOptions& run) {
+    return {
+        choice_row({"--spec-type", "NAME", "SPEC_TYPE",
+                    "guess tokens ahead and verify them together; the answer stays the same"},
+                   run.draft_mtp, NamedValues<bool>{{"none", false}, {"draft-mtp", true}}),
+        integer_row(
+            {"--spec-draft-n-max, --draft-max", "N", "SPEC_DRAFT_N_MAX", "most guesses at a time"},
+            run.draft_max, 1, 64),
+        real_row({"--spec-draft-p-min, --draft-p-min", "X", "SPEC_DRAFT_P_MIN",
+                  "guess no further than tokens of this probability"},
+                 run.draft_p_min, 0, 1),
+        switch_row({"--spec-draft-adaptive, --no-spec-draft-adaptive", "", "",
+                    "fewer guesses or none while they do not pay"},
+                   run.draft_adaptive),
+        integer_row({"-ctxcp, --ctx-checkpoints", "N", "CTX_CHECKPOINTS",
+                     "states kept of a recurrent model's prompt, for chats"},
+                    run.engine.checkpoints, 0, 1024),
+    };
+}
+
 std::vector<Option> run_output_rows(RunOptions& run) {
     const NamedValues<RunOptions::Color> colors{{"auto", RunOptions::Color::kAuto},
                                                 {"on", RunOptions::Color::kOn},
@@ -167,6 +187,7 @@ void check_run(AllOptions& all) {
 }  // namespace
 
 Command run_command(AllOptions& all) {
+    all.run.engine.checkpoints = 4;
     Command command;
     command.name = "run";
     command.summary = "answer a prompt, or chat";
@@ -182,6 +203,7 @@ Command run_command(AllOptions& all) {
                         {"Prompt and answer", prompt_rows(all)},
                         {"Chat", chat_rows(all)},
                         {"Sampling", sampling_rows(all.run)},
+                        {"Drafting and reuse", draft_rows(all.run)},
                         {"Machine", machine_rows(all.run.engine, all)},
                         {"Output", run_output_rows(all.run)}};
     command.examples = {"tessera run model.gguf",

@@ -85,13 +85,14 @@ class Evaluator {
         const size_t scored = static_cast<size_t>(windows_.scored());
         const size_t words = row_words(engine_.info().vocab);
         for (size_t i = 0; i < tokens.size(); ++i) {
-            engine_.truncate(sequences_[i], 0);
+            engine_.rewind(sequences_[i], 0);
             scores[i].nll.assign(scored, 0.0);
             if (mode_ == Mode::kWrite) scores[i].words.assign(scored * words, 0);
             if (mode_ == Mode::kCompare) scores[i].rows.assign(scored, {});
         }
         const int32_t rows = std::min(engine_.options().batch, engine_.options().ubatch);
-        const int32_t piece = std::max(1, rows / static_cast<int32_t>(tokens.size()));
+        int32_t piece = std::max(1, rows / static_cast<int32_t>(tokens.size()));
+        if (piece > kChunkTokens) piece -= piece % kChunkTokens;
         // The last token of a window predicts nothing and is left out.
         const int32_t end = windows_.length - 1;
         for (int32_t begin = 0; begin < windows_.first; begin += piece)

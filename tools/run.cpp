@@ -94,6 +94,9 @@ GenerateOptions generate_options(const RunOptions& options) {
     wanted.ignore_end = options.ignore_eos || options.n_predict == -2;
     wanted.render_special = options.special;
     wanted.stops = options.stops;
+    wanted.draft_max = options.draft_mtp ? options.draft_max : 0;
+    wanted.draft_p_min = options.draft_p_min;
+    wanted.draft_adaptive = options.draft_adaptive;
     return wanted;
 }
 
@@ -109,10 +112,10 @@ void list_engine(Engine& engine) {
     const MemoryPlan& plan = engine.plan();
     fmt::print(stderr,
                "{} ({}), {}\ncontext {} tokens, memory {:.1f} MiB: weights {:.1f}, cache {:.1f}, "
-               "compute {:.1f}\n",
+               "state {:.1f}, compute {:.1f}\n",
                engine.info().name, engine.info().description, engine.ops().description(),
                engine.options().context, mib(plan.total()), mib(plan.weight_bytes),
-               mib(plan.kv_bytes), mib(plan.compute_bytes));
+               mib(plan.kv_bytes), mib(plan.state_bytes), mib(plan.compute_bytes));
 }
 
 void check_numbers(const GenerateResult& result) {
@@ -291,6 +294,7 @@ bool wants_chat(const RunOptions& options, const Engine& engine) {
 int run_run(const RunOptions& options) {
     std::optional<std::string> prompt = given_prompt(options);
     EngineOptions wanted = options.engine;
+    wanted.draft_max = options.draft_mtp ? options.draft_max : 0;
     ProgressBar bar(ProgressUnit::kBytes);
     wanted.progress = [&](std::string_view what, int64_t done, int64_t total) {
         bar.update(what, done, total);

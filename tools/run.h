@@ -23,6 +23,10 @@ struct RunOptions {
     SampleParams sampling;
     int32_t repeat_last_n = 64;  ///< tokens that the penalties see; 0: none, -1: the whole context
     std::vector<std::string> stops;  ///< -r / --stop, escapes processed
+    bool draft_mtp = false;          ///< --spec-type draft-mtp
+    int32_t draft_max = 3;           ///< --spec-draft-n-max
+    float draft_p_min = 0.0f;        ///< --spec-draft-p-min
+    bool draft_adaptive = true;      ///< --spec-draft-adaptive
 
     enum class Conversation : uint8_t { kAuto, kOn, kOff } conversation = Conversation::kAuto;
     bool single_turn = false;

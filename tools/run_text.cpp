@@ -23,8 +23,14 @@ std::string stats_line(const GenerateResult& result) {
     if (whole && fresh > 0 && result.prompt_seconds > 0)
         text += fmt::format(" {} t/s", rate_digits(fresh / result.prompt_seconds));
     text += fmt::format(" | gen {} tok", result.generated.size());
-    if (result.steps > 0 && result.generate_seconds > 0)
-        text += fmt::format(" {} t/s", rate_digits(result.steps / result.generate_seconds));
+    // The first token comes with the prompt.
+    const auto later = static_cast<double>(std::ssize(result.generated) - 1);
+    if (later > 0 && result.generate_seconds > 0)
+        text += fmt::format(" {} t/s", rate_digits(later / result.generate_seconds));
+    if (result.drafted > 0)
+        text += fmt::format(" | drafts {} of {} right ({:.0f}%), {:.2f} tok a pass",
+                            result.accepted, result.drafted,
+                            100.0 * result.accepted / result.drafted, later / result.steps);
     text += fmt::format(" | {:.1f} s", result.prompt_seconds + result.generate_seconds);
     if (result.finish == FinishReason::kCancelled) text += " | interrupted";
     if (result.finish == FinishReason::kLength) text += " | length";

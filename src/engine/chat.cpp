@@ -76,7 +76,7 @@ GenerateResult Chat::ask(std::string_view user,
         request.tokens = format_.encode(messages_);
         const std::vector<int32_t> prompt = request.tokens;
         const int32_t reused = std::min(common_prefix(held_, prompt), sequence_.length());
-        engine_.truncate(sequence_, reused);
+        engine_.rewind(sequence_, reused);
         held_.resize(static_cast<size_t>(reused));
         request.sequence = &sequence_;
         request.options = options;

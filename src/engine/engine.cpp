@@ -3,19 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <optional>
+#include <numeric>
 #include <utility>
 
+#include "engine/engine_impl.h"
 #include "engine/machine.h"
-#include "engine/passes.h"
-#include "engine/vocab_from_gguf.h"
 
 namespace tessera {
-namespace {
-
-using HostMemory = std::unique_ptr<std::byte, void (*)(void*)>;
 
 HostMemory host_memory(int64_t bytes) {
     const size_t rounded = (static_cast<size_t>(std::max<int64_t>(bytes, 1)) + 63) / 64 * 64;
@@ -24,218 +19,15 @@ HostMemory host_memory(int64_t bytes) {
     return {memory, &std::free};
 }
 
-std::string gib(int64_t bytes) {
-    return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0));
-}
-
-/// Host copies of the index tensors of one pass; sized once for the largest pass.
-struct BatchBuffers {
-    std::vector<int32_t> tokens, positions, seq_start, page_table, outputs;
-};
-
-Tensor int_tensor(std::vector<int32_t>& values) {
-    return make_tensor(values.data(), DType::kI32, {static_cast<int64_t>(values.size())});
-}
-
-}  // namespace
-
-struct Engine::Impl {
-    EngineOptions options;
-    std::unique_ptr<Ops> ops;
-    std::unique_ptr<Model> model;
-    std::optional<Tokenizer> tokenizer;
-    std::optional<ChatTemplate> chat_template;
-    MemoryPlan plan;
-
-    int32_t pages_per_sequence = 0;
-    std::vector<KvView> kv;
-    std::vector<int32_t> free_pages;
-    int32_t open_sequences = 0;
-
-    HostMemory arena_memory = host_memory(0);
-    size_t arena_bytes = 0;
-    HostMemory logits_memory = host_memory(0);
-    HostMemory staging_memory =
-        host_memory(0);  ///< one pass of logits when inputs are not in processing order
-    int64_t logits_capacity = 0;
-    int64_t staging_capacity = 0;
-    BatchBuffers buffers;
-
-    explicit Impl(const EngineOptions& given) : options(given) {}
-
-    void prepare_options();
-    void check_kv_types() const;
-    int64_t kv_bytes_per_token() const;
-    size_t plan_arena();
-    void describe(const GgufFile& file);
-    void make_plan(const GgufFile& file);
-    void check_memory(const std::string& path) const;
-    void load_text(const GgufFile& file);
-    void load(GgufFile file);
-    void make_kv();
-
-    void check_inputs(std::span<const SequenceInput> inputs) const;
-    void take_pages(Sequence& sequence, int32_t tokens);
-    Batch make_batch(const Pass& pass, std::span<const SequenceInput> inputs);
-    void reserve_logits(int64_t rows);
-    void run_pass(const Pass& pass, std::span<const SequenceInput> inputs);
-};
-
-void Engine::Impl::prepare_options() {
-    if (options.context <= 0) options.context = model->info().train_context;
-    options.sequences = std::max(options.sequences, 1);
-    options.ubatch = std::max(1, std::min(options.ubatch, options.batch));
-    options.batch = std::max(options.batch, options.ubatch);
-    pages_per_sequence = (options.context + kPageTokens - 1) / kPageTokens;
-    check_kv_types();
-}
-
-void Engine::Impl::check_kv_types() const {
-    for (const DType type : {options.type_k, options.type_v}) {
-        const bool known = type == DType::kF32 || type == DType::kF16 || type == DType::kBF16 ||
-                           type == DType::kQ8_0;
-        if (!known)
-            throw UserError(
-                ExitCode::kUsage,
-                fmt::format("key/value cache type '{}' is not supported; known are f32, "
-                            "f16, bf16, q8_0",
-                            dtype_info(type).name));
-        for (const KvSpec& spec : model->kv_layers())
-            if (spec.head_size % dtype_info(type).block_elements != 0)
-                throw UserError(
-                    ExitCode::kUsage,
-                    fmt::format("cache type '{}' needs a head size that is a multiple of "
-                                "{}, this model has {}",
-                                dtype_info(type).name, dtype_info(type).block_elements,
-                                spec.head_size));
-    }
-}
-
-int64_t Engine::Impl::kv_bytes_per_token() const {
-    int64_t bytes = 0;
-    for (const KvSpec& spec : model->kv_layers()) {
-        const int64_t values = int64_t{spec.kv_heads} * spec.head_size;
-        bytes += dtype_bytes(options.type_k, values) + dtype_bytes(options.type_v, values);
-    }
-    return bytes;
-}
-
-/// Runs the forward function without memory, for passes of prompt rows, of generated rows and of
-/// both.
-size_t Engine::Impl::plan_arena() {
-    size_t peak = 0;
-    const std::vector<KvSpec> specs = model->kv_layers();
-    std::vector<KvView> planned_kv;
-    for (const KvSpec& spec : specs) {
-        const int64_t pages = int64_t{pages_per_sequence} * options.sequences;
-        planned_kv.push_back({make_tensor(nullptr, options.type_k,
-                                          {pages, spec.kv_heads, kPageTokens, spec.head_size}),
-                              make_tensor(nullptr, options.type_v,
-                                          {pages, spec.kv_heads, kPageTokens, spec.head_size})});
-    }
-    const int64_t rows = options.ubatch;
-    for (const int32_t prompt_rows : {options.ubatch, options.ubatch / 2, 0}) {
-        Arena arena(nullptr, 0);
-        Exec ex{.arena = arena, .prompt_rows = prompt_rows};
-        const int64_t sequences = std::min<int64_t>(options.sequences, rows);
-        const Batch batch = {
-            .tokens = make_tensor(nullptr, DType::kI32, {rows}),
-            .positions = make_tensor(nullptr, DType::kI32, {rows}),
-            .seq_start = make_tensor(nullptr, DType::kI32, {sequences + 1}),
-            .page_table = make_tensor(nullptr, DType::kI32, {sequences, pages_per_sequence}),
-            .outputs = make_tensor(nullptr, DType::kI32, {rows}),
-            .prompt_rows = prompt_rows,
-            .prompt_outputs = prompt_rows,
-            .max_visible = options.context};
-        const Tensor hidden = model->forward(*ops, ex, batch, planned_kv);
-        const Tensor logits = make_tensor(nullptr, DType::kF32, {rows, model->info().vocab});
-        model->logits(*ops, ex, hidden, logits);
-        const std::vector<SampleParams> params(static_cast<size_t>(sequences));
-        const std::vector<std::span<const int32_t>> history(params.size());
-        const std::vector<float> uniforms(params.size());
-        ops->sample(ex, logits.slice_rows(0, sequences), params, history, uniforms,
-                    make_tensor(nullptr, DType::kI32, {sequences}));
-        peak = std::max(peak, arena.peak_bytes());
-    }
-    return peak;
-}
-
-void Engine::Impl::make_plan(const GgufFile& file) {
-    plan.weight_bytes = planned_weight_bytes(file, *model, *ops);
-    plan.kv_bytes = kv_bytes_per_token() * kPageTokens * pages_per_sequence * options.sequences;
-    arena_bytes = plan_arena();
-    plan.compute_bytes =
-        static_cast<int64_t>(arena_bytes) + int64_t{options.sequences} * model->info().vocab * 4;
-}
-
-void Engine::Impl::check_memory(const std::string& path) const {
-    const int64_t limit =
-        options.memory_limit_bytes > 0 ? options.memory_limit_bytes : available_memory_bytes();
-    if (limit > 0 && plan.total() > limit)
-        throw UserError(
-            ExitCode::kMemory,
-            fmt::format(
-                "{} needs {} (weights {}, {} sequence(s) of {} tokens {}, compute {}), but {} "
-                "are available: lower the context (-c), the cache types (-ctk, -ctv) or take "
-                "a smaller model",
-                path, gib(plan.total()), gib(plan.weight_bytes), options.sequences, options.context,
-                gib(plan.kv_bytes), gib(plan.compute_bytes), gib(limit)));
-}
-
-void Engine::Impl::make_kv() {
-    const int64_t pages = int64_t{pages_per_sequence} * options.sequences;
-    for (const KvSpec& spec : model->kv_layers()) {
-        const auto layer = [&](DType type) {
-            const int64_t values = pages * spec.kv_heads * kPageTokens * spec.head_size;
-            std::byte* memory = ops->allocate(static_cast<size_t>(dtype_bytes(type, values)));
-            return make_tensor(memory, type, {pages, spec.kv_heads, kPageTokens, spec.head_size});
-        };
-        const Tensor keys = layer(options.type_k);
-        kv.push_back({keys, layer(options.type_v)});
-    }
-    for (int64_t page = pages - 1; page >= 0; --page)
-        free_pages.push_back(static_cast<int32_t>(page));
-}
-
-void Engine::Impl::load_text(const GgufFile& file) {
-    VocabSource source = vocab_from_gguf(file);
-    if (static_cast<int64_t>(source.tokens.size()) != model->info().vocab)
-        throw UserError(ExitCode::kModel,
-                        fmt::format("{}: key 'tokenizer.ggml.tokens' has {} entries, but tensor "
-                                    "'token_embd.weight' has {} rows",
-                                    file.path(), source.tokens.size(), model->info().vocab));
-    if (!source.chat_template.empty()) chat_template.emplace(source.chat_template, file.path());
-    tokenizer.emplace(std::move(source), file.path());
-}
-
-/// Everything that is known without the weights.
-void Engine::Impl::describe(const GgufFile& file) {
-    model = make_model(file);
-    ops = make_ops(options.backend);
-    prepare_options();
-    make_plan(file);
-}
-
-/// The file is let go before anything is computed: its metadata is as large as a small model's
-/// key/value memory.
-void Engine::Impl::load(GgufFile file) {
-    describe(file);
-    if (options.load_text) load_text(file);
-    check_memory(file.path());
-    load_weights(file, *model, *ops, [&](int64_t done, int64_t total) {
-        if (options.progress) options.progress("loading", done, total);
-    });
-    make_kv();
-    arena_memory = host_memory(static_cast<int64_t>(arena_bytes));
-    reserve_logits(options.sequences);
-}
-
 void Engine::Impl::check_inputs(std::span<const SequenceInput> inputs) const {
     int64_t tokens = 0;
     for (const SequenceInput& input : inputs) {
         check(input.sequence != nullptr, "decode: input without a sequence");
         const auto count = static_cast<int64_t>(input.tokens.size());
         tokens += count;
+        check(input.tentative == inputs.front().tentative, "decode: some inputs are tentative");
+        check(!input.tentative || (input.generated && count <= options.draft_max + 1),
+              "decode: tentative tokens are generated and at most draft_max + 1");
         if (input.sequence->length() + count > options.context)
             throw UserError(
                 ExitCode::kFailure,
@@ -262,7 +54,11 @@ Batch Engine::Impl::make_batch(const Pass& pass, std::span<const SequenceInput> 
     b.positions.clear();
     b.seq_start.assign(1, 0);
     b.page_table.clear();
+    b.slots.clear();
     b.outputs = pass.outputs;
+    b.all_rows.resize(static_cast<size_t>(pass.rows));
+    std::iota(b.all_rows.begin(), b.all_rows.end(), 0);
+    plan_saves(pass, inputs);
     int32_t visible = 0;
     for (const Segment& segment : pass.segments) {
         const SequenceInput& input = inputs[static_cast<size_t>(segment.input)];
@@ -274,6 +70,7 @@ Batch Engine::Impl::make_batch(const Pass& pass, std::span<const SequenceInput> 
         b.page_table.insert(b.page_table.end(), pages.begin(), pages.end());
         b.page_table.resize(static_cast<size_t>(pages_per_sequence) * (b.seq_start.size() - 1), 0);
         visible = std::max(visible, segment.position + segment.count);
+        b.slots.push_back(input.sequence->slot_);
     }
     const auto sequences = static_cast<int64_t>(pass.segments.size());
     return {.tokens = int_tensor(b.tokens),
@@ -281,18 +78,70 @@ Batch Engine::Impl::make_batch(const Pass& pass, std::span<const SequenceInput> 
             .seq_start = int_tensor(b.seq_start),
             .page_table =
                 make_tensor(b.page_table.data(), DType::kI32, {sequences, pages_per_sequence}),
-            .outputs = int_tensor(b.outputs),
+            .outputs = int_tensor(drafting() ? b.all_rows : b.outputs),
             .prompt_rows = pass.prompt_rows,
-            .prompt_outputs = pass.prompt_outputs,
-            .max_visible = visible};
+            .prompt_outputs = drafting() ? pass.prompt_rows : pass.prompt_outputs,
+            .max_visible = visible,
+            .slots = int_tensor(b.slots),
+            .save_slots = int_tensor(b.save_slots),
+            .save_positions = int_tensor(b.save_positions),
+            .tentative = inputs.front().tentative};
+}
+
+/// A slot for the next checkpoint of a sequence: a free one or that of its oldest.
+int32_t Engine::Impl::checkpoint_slot(Sequence& sequence) {
+    std::vector<Sequence::Checkpoint>& held = sequence.checkpoints_;
+    if (std::ssize(held) < pool->checkpoints()) return pool->take_checkpoint();
+    const int32_t slot = held.front().slot;
+    held.erase(held.begin());
+    return slot;
+}
+
+/// Every prompt segment leaves a checkpoint: at its end, or, where the prompt ends, at the last
+/// border before its last token, which a repetition of the prompt has to run again.
+void Engine::Impl::plan_saves(const Pass& pass, std::span<const SequenceInput> inputs) {
+    BatchBuffers& b = buffers;
+    b.save_slots.assign(pass.segments.size(), -1);
+    b.save_positions.assign(pass.segments.size(), 0);
+    if (pool->checkpoints() == 0) return;
+    for (size_t i = 0; i < pass.segments.size(); ++i) {
+        const Segment& segment = pass.segments[i];
+        const SequenceInput& input = inputs[static_cast<size_t>(segment.input)];
+        if (input.generated) continue;
+        const bool last = segment.first + segment.count == std::ssize(input.tokens);
+        const int32_t end = segment.position + segment.count - (last ? 1 : 0);
+        const int32_t border = end / kChunkTokens * kChunkTokens;
+        if (border <= segment.position) continue;
+        b.save_slots[i] = checkpoint_slot(*input.sequence);
+        b.save_positions[i] = border;
+    }
+}
+
+void Engine::Impl::note_saves(const Pass& pass, std::span<const SequenceInput> inputs) {
+    for (size_t i = 0; i < pass.segments.size(); ++i) {
+        if (buffers.save_slots[i] < 0) continue;
+        const SequenceInput& input = inputs[static_cast<size_t>(pass.segments[i].input)];
+        input.sequence->checkpoints_.push_back({buffers.save_slots[i], buffers.save_positions[i]});
+    }
 }
 
 void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inputs) {
     Arena arena(arena_memory.get(), arena_bytes);
     Exec ex{.arena = arena, .prompt_rows = pass.prompt_rows};
-    const Tensor hidden = model->forward(*ops, ex, make_batch(pass, inputs), kv);
-    const auto wanted = static_cast<int64_t>(pass.outputs.size());
-    if (wanted == 0) return;
+    const Batch batch = make_batch(pass, inputs);
+    const Tensor hidden = model->forward(*ops, ex, batch, memory());
+    if (drafting()) follow_pass(arena, pass, inputs, batch, hidden);
+    note_saves(pass, inputs);
+    if (pass.outputs.empty()) return;
+    if (!drafting()) return head_rows(arena, pass, hidden);
+    const Tensor wanted = arena.allocate(DType::kF32, {std::ssize(pass.outputs), hidden.cols()});
+    ops->gather_rows(ex, hidden, int_tensor(buffers.outputs), wanted);
+    head_rows(arena, pass, wanted);
+}
+
+/// Logits of the wanted hidden rows of a pass, to their rows of the result.
+void Engine::Impl::head_rows(Arena& arena, const Pass& pass, const Tensor& hidden) {
+    const auto wanted = std::ssize(pass.outputs);
     const int64_t vocab = model->info().vocab;
     auto* result = reinterpret_cast<float*>(logits_memory.get());
     Exec head{.arena = arena, .prompt_rows = pass.prompt_outputs};
@@ -372,17 +221,40 @@ Sequence Engine::new_sequence() {
     ++impl_->open_sequences;
     Sequence sequence;
     sequence.engine_ = this;
+    if (!impl_->pool->empty()) sequence.slot_ = impl_->pool->take_sequence();
     return sequence;
 }
 
-void Engine::truncate(Sequence& sequence, int32_t length) {
-    check(length >= 0 && length <= sequence.length_, "truncate beyond the end of a sequence");
-    sequence.length_ = length;
-    const auto needed = static_cast<size_t>((length + kPageTokens - 1) / kPageTokens);
+void Engine::Impl::release_pages(Sequence& sequence, int32_t tokens) {
+    const auto needed = static_cast<size_t>((tokens + kPageTokens - 1) / kPageTokens);
     while (sequence.pages_.size() > needed) {
-        impl_->free_pages.push_back(sequence.pages_.back());
+        free_pages.push_back(sequence.pages_.back());
         sequence.pages_.pop_back();
     }
+}
+
+int32_t Engine::rewind(Sequence& sequence, int32_t length) {
+    check(length >= 0 && length <= sequence.length_, "rewind beyond the end of a sequence");
+    StatePool& pool = *impl_->pool;
+    if (!pool.empty()) {
+        std::vector<Sequence::Checkpoint>& held = sequence.checkpoints_;
+        while (!held.empty() && held.back().position > length) {
+            pool.give(held.back().slot);
+            held.pop_back();
+        }
+        length = held.empty() ? 0 : held.back().position;
+        sequence.recent_ = 0;
+        sequence.recent_tokens_.clear();
+        if (length > 0) {
+            Arena arena(impl_->arena_memory.get(), impl_->arena_bytes);
+            Exec ex{.arena = arena};
+            pool.copy(*impl_->ops, ex, held.back().slot, sequence.slot_);
+            sequence.recent_ = impl_->drafting() ? 1 : 0;
+        }
+    }
+    sequence.length_ = length;
+    impl_->release_pages(sequence, length);
+    return length;
 }
 
 Tensor Engine::decode(std::span<const SequenceInput> inputs, const ProgressFn& progress) {
@@ -390,13 +262,16 @@ Tensor Engine::decode(std::span<const SequenceInput> inputs, const ProgressFn& p
     impl.check_inputs(inputs);
     const int64_t wanted = count_outputs(inputs);
     impl.reserve_logits(wanted);
-    const std::vector<Pass> passes = cut_passes(inputs, impl.options.ubatch);
+    const std::vector<Pass> passes =
+        cut_passes(inputs, impl.options.ubatch, impl.pool->recurrent() ? kChunkTokens : 1);
     int64_t total = 0;
     for (const SequenceInput& input : inputs) {
         impl.take_pages(*input.sequence,
                         input.sequence->length_ + static_cast<int32_t>(input.tokens.size()));
         total += static_cast<int64_t>(input.tokens.size());
     }
+    if (impl.drafting())
+        for (const SequenceInput& input : inputs) impl.catch_up(*input.sequence, input);
     try {
         int64_t done = 0;
         for (const Pass& pass : passes) {
@@ -406,13 +281,50 @@ Tensor Engine::decode(std::span<const SequenceInput> inputs, const ProgressFn& p
         }
         if (progress) progress("prompt", done, total);
     } catch (...) {
-        for (const SequenceInput& input : inputs)
-            truncate(*input.sequence, input.sequence->length_);
+        for (const SequenceInput& input : inputs) rewind(*input.sequence, input.sequence->length_);
         throw;
     }
     for (const SequenceInput& input : inputs)
-        input.sequence->length_ += static_cast<int32_t>(input.tokens.size());
+        if (!input.tentative) input.sequence->length_ += static_cast<int32_t>(input.tokens.size());
     return make_tensor(impl.logits_memory.get(), DType::kF32, {wanted, impl.model->info().vocab});
+}
+
+void Engine::accept(Sequence& sequence, int32_t count) {
+    Impl& impl = *impl_;
+    check(count > 0 && count <= std::ssize(sequence.tentative_), "accept: nothing to accept");
+    std::vector<int32_t> slot{sequence.slot_}, counts{count};
+    Arena arena(impl.arena_memory.get(), impl.arena_bytes);
+    Exec ex{.arena = arena};
+    for (const RecurrentView& view : impl.pool->views())
+        impl.ops->accept_recurrent(ex, int_tensor(slot), int_tensor(counts), view);
+    impl.follow_accepted(sequence, count);
+    sequence.length_ += count;
+    sequence.tentative_.clear();
+}
+
+uint64_t Engine::memory_hash(const Sequence& sequence) const {
+    uint64_t hash = 14695981039346656037u;  // FNV-1a
+    const auto add = [&](const Tensor& tensor, int64_t first, int64_t count) {
+        const auto* bytes = tensor.as<uint8_t>() + dtype_bytes(tensor.dtype, first);
+        for (int64_t i = 0; i < dtype_bytes(tensor.dtype, count); ++i)
+            hash = (hash ^ bytes[i]) * 1099511628211u;
+    };
+    const size_t trunk = impl_->kv.size() - (impl_->drafting() ? 1 : 0);
+    for (const KvView& view : std::span(impl_->kv).first(trunk))
+        for (const Tensor* tensor : {&view.keys, &view.values})
+            for (int32_t position = 0; position < sequence.length_; ++position)
+                for (int64_t head = 0; head < tensor->shape[1]; ++head) {
+                    const int32_t page =
+                        sequence.pages_[static_cast<size_t>(position / kPageTokens)];
+                    add(*tensor,
+                        page * tensor->stride[0] + head * tensor->stride[1] +
+                            position % kPageTokens * tensor->stride[2],
+                        tensor->shape[3]);
+                }
+    for (const RecurrentView& view : impl_->pool->views())
+        for (const Tensor* tensor : {&view.conv, &view.state})
+            add(*tensor, sequence.slot_ * tensor->stride[0], tensor->stride[0]);
+    return hash;
 }
 
 std::vector<int32_t> Engine::sample(const Tensor& logits,
@@ -429,18 +341,29 @@ std::vector<int32_t> Engine::sample(const Tensor& logits,
 Sequence::Sequence(Sequence&& other) noexcept
     : engine_(std::exchange(other.engine_, nullptr)),
       pages_(std::move(other.pages_)),
-      length_(std::exchange(other.length_, 0)) {}
+      length_(std::exchange(other.length_, 0)),
+      slot_(std::exchange(other.slot_, -1)),
+      checkpoints_(std::move(other.checkpoints_)),
+      recent_(std::exchange(other.recent_, 0)),
+      recent_tokens_(std::move(other.recent_tokens_)),
+      tentative_(std::move(other.tentative_)) {}
 
 Sequence& Sequence::operator=(Sequence&& other) noexcept {
     std::swap(engine_, other.engine_);
     std::swap(pages_, other.pages_);
     std::swap(length_, other.length_);
+    std::swap(slot_, other.slot_);
+    std::swap(checkpoints_, other.checkpoints_);
+    std::swap(recent_, other.recent_);
+    std::swap(recent_tokens_, other.recent_tokens_);
+    std::swap(tentative_, other.tentative_);
     return *this;
 }
 
 Sequence::~Sequence() {
     if (engine_ == nullptr) return;
-    engine_->truncate(*this, 0);
+    engine_->rewind(*this, 0);
+    if (slot_ >= 0) engine_->impl_->pool->give(slot_);
     --engine_->impl_->open_sequences;
 }
 

@@ -44,6 +44,12 @@ struct EngineOptions {
     int32_t batch = 2048;   ///< tokens that one decode() accepts
     int32_t ubatch = 512;   ///< tokens of one forward pass
     int32_t sequences = 1;  ///< sequences that may be open at a time
+    /// States kept of each sequence of a recurrent model, at multiples of kChunkTokens of its
+    /// prompt: how far back rewind() may go. Other models need none.
+    int32_t checkpoints = 0;
+    /// Tokens that may be drafted at a time by multi-token prediction; 0: off. UserError(kModel)
+    /// for a model without the block.
+    int32_t draft_max = 0;
     DType type_k = DType::kF16;
     DType type_v = DType::kF16;
     bool load_text = true;           ///< tokenizer and chat template; benchmarks may go without
@@ -55,8 +61,9 @@ struct EngineOptions {
 struct MemoryPlan {
     int64_t weight_bytes = 0;
     int64_t kv_bytes = 0;
+    int64_t state_bytes = 0;    ///< recurrent memory with its checkpoints
     int64_t compute_bytes = 0;  ///< arena of one forward pass, logits included
-    int64_t total() const { return weight_bytes + kv_bytes + compute_bytes; }
+    int64_t total() const { return weight_bytes + kv_bytes + state_bytes + compute_bytes; }
 };
 
 /// The plan of an Engine with these options (context and the like defaulted as it would), without
@@ -76,9 +83,20 @@ class Sequence {
 
   private:
     friend class Engine;
+    struct Checkpoint {
+        int32_t slot = 0;
+        int32_t position = 0;
+    };
     class Engine* engine_ = nullptr;
     std::vector<int32_t> pages_;
     int32_t length_ = 0;
+    int32_t slot_ = -1;                    ///< in the state pool
+    std::vector<Checkpoint> checkpoints_;  ///< rising positions
+    // Drafting: hidden states of the newest `recent_` positions that the draft block has not seen,
+    // and the tokens behind all but the last of them.
+    int32_t recent_ = 0;
+    std::vector<int32_t> recent_tokens_;
+    std::vector<int32_t> tentative_;  ///< tokens of the last tentative decode()
 };
 
 /// One sequence's share of a batch. Prompt rows and generated rows go through different kernel
@@ -87,6 +105,9 @@ struct SequenceInput {
     Sequence* sequence = nullptr;
     std::span<const int32_t> tokens;
     bool generated = false;  ///< tokens were drawn by us, not given
+    /// Generated tokens that are only guesses: the sequence keeps its length and state until
+    /// accept(). All or none of the inputs of one decode().
+    bool tentative = false;
     enum class Logits : uint8_t { kNone, kLast, kAll } logits = Logits::kLast;
 };
 
@@ -109,14 +130,33 @@ class Engine {
 
     /// UserError(kFailure) when all `sequences` are open.
     Sequence new_sequence();
-    /// Forgets all tokens from `length` on (0: everything).
-    void truncate(Sequence& sequence, int32_t length);
+    /// Forgets all tokens from `length` on (0: everything), and as many before it as a recurrent
+    /// model needs to go on with a prompt as if it had been run in one piece: down to a checkpoint.
+    /// Returns the length that is left.
+    int32_t rewind(Sequence& sequence, int32_t length);
 
     /// Runs the tokens of all inputs, cut into passes of `ubatch` rows, and appends them to their
     /// sequences. Returns the wanted rows of logits [rows, vocab] F32, inputs in order; valid until
     /// the next decode(). UserError(kFailure): context full (with both numbers), token id out of
-    /// range. `progress` may throw to cancel: then the sequences keep their old length.
+    /// range. `progress` may throw to cancel: then the sequences are rewound to their old length.
     Tensor decode(std::span<const SequenceInput> inputs, const ProgressFn& progress = {});
+
+    /// Keeps the first `count` (at least 1) tokens of the sequence's last tentative decode().
+    void accept(Sequence& sequence, int32_t count);
+
+    /// One guess for each sequence by multi-token prediction: logits [steps, vocab] of the token
+    /// behind `token`, which stands at position length() + ahead. `ahead` counts 0, 1, 2, ... from
+    /// the newest token, which is not decoded yet. Valid until the next draft().
+    struct DraftStep {
+        Sequence* sequence = nullptr;
+        int32_t token = 0;
+        int32_t ahead = 0;
+    };
+    Tensor draft(std::span<const DraftStep> steps);
+
+    /// A hash over all that the sequence remembers of its tokens (keys, values, recurrent state;
+    /// not what only drafting uses), for tests.
+    uint64_t memory_hash(const Sequence& sequence) const;
 
     /// Chooses one token per row of `logits` on the backend; see Ops::sample. -1 marks a row with
     /// NaN.

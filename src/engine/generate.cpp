@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <utility>
+
+#include "engine/draft_pacer.h"
 
 namespace tessera {
 namespace {
@@ -54,8 +57,9 @@ std::span<const int32_t> history_of(const GenerateRequest& request) {
     return wanted >= all.size() ? all : all.last(wanted);
 }
 
-/// Takes over a drawn token and decides whether the answer goes on.
-void accept(const Engine& engine, Active& active, int32_t token) {
+/// Takes over a drawn token and decides whether the answer goes on. `held`: tokens that the
+/// sequence then holds.
+void take(const Engine& engine, Active& active, int32_t token, int32_t held) {
     GenerateRequest& request = *active.request;
     GenerateResult& result = *active.result;
     if (token < 0) {
@@ -75,7 +79,7 @@ void accept(const Engine& engine, Active& active, int32_t token) {
         finish(active, FinishReason::kStop);
     } else if (limit >= 0 && static_cast<int64_t>(result.generated.size()) >= limit) {
         finish(active, FinishReason::kLength);
-    } else if (request.sequence->length() >= engine.options().context) {
+    } else if (held >= engine.options().context) {
         finish(active, FinishReason::kContext);
     }
 }
@@ -93,7 +97,8 @@ void draw(Engine& engine, const Tensor& logits, std::span<Active* const> actives
                                           request.sequence->length()));
     }
     const std::vector<int32_t> ids = engine.sample(logits, params, history, uniforms);
-    for (size_t i = 0; i < actives.size(); ++i) accept(engine, *actives[i], ids[i]);
+    for (size_t i = 0; i < actives.size(); ++i)
+        take(engine, *actives[i], ids[i], actives[i]->request->sequence->length());
 }
 
 /// Runs the part of the prompt that the sequence lacks. False when it was cancelled on the way.
@@ -137,7 +142,7 @@ void start(Engine& engine, Active& active, const ProgressFn& progress) {
     GenerateRequest& request = *active.request;
     GenerateResult& result = *active.result;
     const int32_t count = static_cast<int32_t>(request.tokens.size());
-    if (request.sequence->length() >= count) engine.truncate(*request.sequence, count - 1);
+    if (request.sequence->length() >= count) engine.rewind(*request.sequence, count - 1);
     result.prompt_tokens = count;
     result.cached_tokens = request.sequence->length();
     const Clock::time_point begin = Clock::now();
@@ -150,7 +155,7 @@ void start(Engine& engine, Active& active, const ProgressFn& progress) {
 }
 
 /// One pass over all running answers. Each gets one token further.
-void step(Engine& engine, std::span<Active* const> running) {
+void plain_step(Engine& engine, std::span<Active* const> running) {
     std::vector<SequenceInput> inputs;
     for (const Active* active : running) {
         inputs.push_back({.sequence = active->request->sequence,
@@ -161,6 +166,150 @@ void step(Engine& engine, std::span<Active* const> running) {
     const Tensor logits = engine.decode(inputs);
     for (const Active* active : running) ++active->result->steps;
     draw(engine, logits, running);
+}
+
+/// The token that the request draws from one row of logits as the one at absolute `position`.
+/// Guesses are drawn with the very number that will draw the real token, which makes them agree
+/// more often than two independent draws would.
+int32_t draw_at(Engine& engine,
+                const Tensor& row,
+                const GenerateRequest& request,
+                int32_t position) {
+    const float uniform = uniform_number(request.options.seed, request.options.stream, position);
+    const std::span<const int32_t> history = history_of(request);
+    return engine.sample(row, {&request.options.sampling, 1}, {&history, 1}, {&uniform, 1}).front();
+}
+
+/// Probability of a token under softmax of one row of logits.
+double probability(const Tensor& row, int32_t token) {
+    const std::span<const float> logits(row.as<float>(), static_cast<size_t>(row.cols()));
+    const double peak = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
+    double sum = 0.0;
+    for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - peak);
+    return std::exp(static_cast<double>(logits[static_cast<size_t>(token)]) - peak) / sum;
+}
+
+/// One answer in a round of drafting.
+struct Round {
+    Active* active = nullptr;
+    std::vector<int32_t> tokens;  ///< the newest token, then the guesses
+    int32_t wanted = 0;           ///< guesses to make
+    int32_t kept = 0;             ///< of them that were right
+    int32_t guesses() const { return static_cast<int32_t>(tokens.size()) - 1; }
+};
+
+/// How many guesses make sense: the limit of the answer and the context end them, too.
+int32_t useful_guesses(const Engine& engine, const Active& active, int32_t most) {
+    const GenerateRequest& request = *active.request;
+    int32_t count = std::min({most, request.options.draft_max, engine.options().draft_max});
+    count = std::min(count, engine.options().context - request.sequence->length() - 1);
+    if (request.options.max_tokens >= 0)
+        count = std::min(count, request.options.max_tokens -
+                                    static_cast<int32_t>(active.result->generated.size()) - 1);
+    return std::max(count, 0);
+}
+
+/// Guesses for all rounds in lock step, each on top of its last one.
+void guess(Engine& engine, std::span<Round> rounds) {
+    for (int32_t ahead = 0;; ++ahead) {
+        std::vector<Engine::DraftStep> steps;
+        std::vector<Round*> open;
+        for (Round& round : rounds) {
+            if (round.wanted <= ahead) continue;
+            open.push_back(&round);
+            steps.push_back({round.active->request->sequence, round.tokens.back(), ahead});
+        }
+        if (steps.empty()) return;
+        const Tensor logits = engine.draft(steps);
+        for (size_t i = 0; i < open.size(); ++i) {
+            Round& round = *open[i];
+            GenerateRequest& request = *round.active->request;
+            const Tensor row = logits.slice_rows(static_cast<int64_t>(i), 1);
+            const size_t before = request.tokens.size();
+            request.tokens.insert(request.tokens.end(), round.tokens.begin() + 1,
+                                  round.tokens.end());
+            const int32_t token =
+                draw_at(engine, row, request, request.sequence->length() + ahead + 1);
+            request.tokens.resize(before);
+            const auto p_min = static_cast<double>(request.options.draft_p_min);
+            if (token < 0 || (p_min > 0.0 && probability(row, token) < p_min)) {
+                round.wanted = ahead;
+            } else {
+                round.tokens.push_back(token);
+            }
+        }
+    }
+}
+
+/// Draws along the verified rows for as long as the guesses agree; `logits` [1 + guesses, vocab].
+void keep_agreeing(Engine& engine, Round& round, const Tensor& logits) {
+    Active& active = *round.active;
+    Sequence& sequence = *active.request->sequence;
+    const int32_t base = sequence.length();
+    int32_t rows = 0;
+    bool agrees = true;
+    while (agrees && active.running && rows <= round.guesses()) {
+        const int32_t token =
+            draw_at(engine, logits.slice_rows(rows, 1), *active.request, base + rows + 1);
+        ++rows;
+        take(engine, active, token, base + rows);
+        agrees = rows <= round.guesses() && token == round.tokens[static_cast<size_t>(rows)];
+        round.kept += agrees ? 1 : 0;
+    }
+    engine.accept(sequence, rows);
+    GenerateResult& result = *active.result;
+    ++result.steps;
+    if (round.guesses() == 0) return;
+    result.drafted += round.guesses();
+    result.accepted += round.kept;
+    const auto kept = static_cast<size_t>(round.kept);
+    if (result.accepted_lengths.size() <= kept) result.accepted_lengths.resize(kept + 1);
+    ++result.accepted_lengths[kept];
+}
+
+/// Guesses, one pass that verifies them, and as many tokens as agree.
+void draft_step(Engine& engine, std::span<Round> rounds) {
+    guess(engine, rounds);
+    std::vector<SequenceInput> inputs;
+    for (const Round& round : rounds)
+        inputs.push_back({.sequence = round.active->request->sequence,
+                          .tokens = round.tokens,
+                          .generated = true,
+                          .tentative = true,
+                          .logits = SequenceInput::Logits::kAll});
+    const Tensor logits = engine.decode(inputs);
+    int64_t row = 0;
+    for (Round& round : rounds) {
+        const auto count = std::ssize(round.tokens);
+        keep_agreeing(engine, round, logits.slice_rows(row, count));
+        row += count;
+    }
+}
+
+void step(Engine& engine, std::span<Active* const> running, DraftPacer& pacer) {
+    const Clock::time_point begin = Clock::now();
+    const int32_t most = pacer.next();
+    std::vector<Round> rounds;
+    int32_t wanted = 0;
+    for (Active* active : running) {
+        Round round{.active = active,
+                    .tokens = {active->request->tokens.back()},
+                    .wanted = useful_guesses(engine, *active, most)};
+        wanted = std::max(wanted, round.wanted);
+        rounds.push_back(std::move(round));
+    }
+    if (wanted == 0) {
+        plain_step(engine, running);
+        pacer.record(seconds_since(begin), 0, 0);
+        return;
+    }
+    draft_step(engine, rounds);
+    int32_t drafted = 0, kept = most;
+    for (const Round& round : rounds) {
+        drafted = std::max(drafted, round.guesses());
+        kept = std::min(kept, round.kept);
+    }
+    pacer.record(seconds_since(begin), drafted, kept);
 }
 
 void check_requests(const Engine& engine, std::span<const GenerateRequest> requests) {
@@ -213,6 +362,13 @@ std::vector<GenerateResult> generate(Engine& engine,
     for (size_t i = 0; i < requests.size(); ++i) actives.emplace_back(requests[i], results[i]);
     for (Active& active : actives) start(engine, active, progress);
 
+    int32_t draft_max = 0;
+    bool adaptive = true;
+    for (const GenerateRequest& request : requests) {
+        draft_max = std::max(draft_max, request.options.draft_max);
+        adaptive = adaptive && request.options.draft_adaptive;
+    }
+    DraftPacer pacer(std::min(draft_max, engine.options().draft_max), adaptive);
     const Clock::time_point begin = Clock::now();
     std::vector<Active*> running;
     while (true) {
@@ -227,7 +383,7 @@ std::vector<GenerateResult> generate(Engine& engine,
             running.push_back(&active);
         }
         if (running.empty()) return results;
-        step(engine, running);
+        step(engine, running, pacer);
         for (const Active* active : running)
             active->result->generate_seconds = seconds_since(begin);
     }

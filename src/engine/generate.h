@@ -30,6 +30,11 @@ struct GenerateOptions {
     bool ignore_end = false;   ///< go on behind end tokens
     bool render_special = false;
     std::vector<std::string> stops;  ///< end the answer and are no part of it
+    /// Multi-token prediction: at most this many guesses a round, no more than the engine's
+    /// draft_max; 0: off. The answer is the same with and without.
+    int32_t draft_max = 0;
+    float draft_p_min = 0.0f;    ///< a guess less probable than this ends the guessing
+    bool draft_adaptive = true;  ///< fewer or none while they do not pay
 };
 
 enum class FinishReason : uint8_t {
@@ -61,6 +66,9 @@ struct GenerateResult {
     int32_t cached_tokens = 0;  ///< were in the sequence before
     int32_t prompt_tokens = 0;  ///< all tokens of the request, cached ones included
     int32_t steps = 0;          ///< decode passes after the prompt; the first token needs none
+    int32_t drafted = 0;        ///< guesses that were verified ...
+    int32_t accepted = 0;       ///< ... and those that were right
+    std::vector<int32_t> accepted_lengths;  ///< [i]: rounds with guesses of which i were right
     double prompt_seconds = 0;
     double generate_seconds = 0;
 };

@@ -31,6 +31,15 @@ void append(Pass& pass, const SequenceInput& input, const Segment& segment, int6
     if (!input.generated) pass.prompt_rows += segment.count;
 }
 
+/// How many of the `left` tokens from `position` on go into a pass with `room` rows; 0: none fits.
+int32_t rows_to_take(
+    const SequenceInput& input, int32_t position, int32_t left, int32_t room, int32_t chunk) {
+    if (left <= room) return left;
+    if (input.tentative) return 0;
+    if (input.generated) return room;
+    return std::max((position + room) / chunk * chunk - position, 0);
+}
+
 }  // namespace
 
 int64_t count_outputs(std::span<const SequenceInput> inputs) {
@@ -39,7 +48,7 @@ int64_t count_outputs(std::span<const SequenceInput> inputs) {
     return rows;
 }
 
-std::vector<Pass> cut_passes(std::span<const SequenceInput> inputs, int32_t ubatch) {
+std::vector<Pass> cut_passes(std::span<const SequenceInput> inputs, int32_t ubatch, int32_t chunk) {
     std::vector<int64_t> result_rows;
     int64_t next_row = 0;
     for (const SequenceInput& input : inputs) {
@@ -54,12 +63,18 @@ std::vector<Pass> cut_passes(std::span<const SequenceInput> inputs, int32_t ubat
             const auto count = static_cast<int32_t>(input.tokens.size());
             for (int32_t first = 0; first < count;) {
                 if (passes.empty() || passes.back().rows == ubatch) passes.emplace_back();
-                const int32_t take = std::min(count - first, ubatch - passes.back().rows);
+                const int32_t position = input.sequence->length() + first;
+                const int32_t take = rows_to_take(input, position, count - first,
+                                                  ubatch - passes.back().rows, chunk);
+                if (take == 0) {
+                    passes.emplace_back();
+                    continue;
+                }
                 append(passes.back(), input,
                        {.input = static_cast<int32_t>(i),
                         .first = first,
                         .count = take,
-                        .position = input.sequence->length() + first},
+                        .position = position},
                        result_rows[i]);
                 first += take;
             }

@@ -28,8 +28,10 @@ struct Pass {
     int32_t prompt_outputs = 0;
 };
 
-/// Empty inputs give no segment. Rows of logits are numbered in the order of the inputs.
-std::vector<Pass> cut_passes(std::span<const SequenceInput> inputs, int32_t ubatch);
+/// Empty inputs give no segment. Rows of logits are numbered in the order of the inputs. A prompt
+/// that does not end in a pass is cut at a multiple of `chunk` tokens of its sequence; ubatch >=
+/// chunk. Tentative inputs are never cut.
+std::vector<Pass> cut_passes(std::span<const SequenceInput> inputs, int32_t ubatch, int32_t chunk);
 
 /// Rows of logits that the inputs want together.
 int64_t count_outputs(std::span<const SequenceInput> inputs);

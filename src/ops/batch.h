@@ -28,10 +28,10 @@ struct Batch {
     int32_t max_visible = 0;     ///< upper bound on position + 1 over the batch
 
     // Recurrent memory; absent for models without.
-    Tensor slots;            ///< I32 [S] slot of each sequence in every RecurrentView
-    Tensor save_slots;       ///< I32 [S] slot that receives a copy at save_positions[s], -1: none
-    Tensor save_positions;   ///< I32 [S] a multiple of kChunkTokens inside (first, last + 1] of the
-                             ///< sequence's positions in this batch, prompt rows only
+    Tensor slots{};           ///< I32 [S] slot of each sequence in every RecurrentView
+    Tensor save_slots{};      ///< I32 [S] slot that receives a copy at save_positions[s], -1: none
+    Tensor save_positions{};  ///< I32 [S] a multiple of kChunkTokens inside (first, last + 1] of
+                              ///< the sequence's positions in this batch, prompt rows only
     bool tentative = false;  ///< generated rows only: recurrent memory is read, not changed; what
                              ///< `accept_recurrent` needs is logged
     int32_t row_count() const { return static_cast<int32_t>(tokens.shape[0]); }
@@ -49,13 +49,13 @@ struct KvView {
 /// One layer's recurrent memory, F32: a slot per open sequence (and per checkpoint). A sequence
 /// whose first row in a batch has position 0 starts from zeros, whatever its slot holds. The logs
 /// hold the inputs of the last tentative batch of each slot, for `accept_recurrent`; at most R rows
-/// a sequence.
+/// a sequence. Slots of sequences come first; slots behind them hold checkpoints and have no log.
 struct RecurrentView {
     Tensor conv;       ///< [slots, channels, taps - 1] last inputs of the convolution, oldest first
     Tensor state;      ///< [slots, value heads, value size, key size]
-    Tensor conv_log;   ///< [slots, R, channels]
-    Tensor delta_log;  ///< [slots, R, key heads * key size + value heads * (value size + 2)]: k, v,
-                       ///< log decay, beta
+    Tensor conv_log;   ///< [sequences, R, channels]
+    Tensor delta_log;  ///< [sequences, R, key heads * key size + value heads * (value size + 2)]:
+                       ///< k, v, log decay, beta
 };
 
 }  // namespace tessera

@@ -67,7 +67,7 @@ TEST(Generate, NeighboursChangeNothing) {
         const auto fresh_requests = [&] {
             std::vector<GenerateRequest> requests;
             for (size_t i = 0; i < 3; ++i) {
-                engine->truncate(sequences[i], 0);
+                engine->rewind(sequences[i], 0);
                 requests.push_back(request_for(*engine, sequences[i], kPrompt.substr(7 * i)));
                 requests[i].options.sampling.temperature = i == 1 ? 1.5f : 0.0f;
                 requests[i].options.seed = 42;
@@ -90,7 +90,7 @@ TEST(Generate, SeedAndStreamDecideTheDraw) {
     const auto engine = tiny_engine({});
     Sequence sequence = engine->new_sequence();
     const auto draw = [&](uint64_t seed, uint64_t stream) {
-        engine->truncate(sequence, 0);
+        engine->rewind(sequence, 0);
         GenerateRequest request = request_for(*engine, sequence, kPrompt);
         request.options.sampling = {.temperature = 1.5f, .top_k = 0, .top_p = 1, .min_p = 0};
         request.options.seed = seed;
@@ -112,7 +112,7 @@ TEST(Generate, StopStringEndsTheAnswer) {
     ASSERT_GT(text.size(), 8u);
     const std::string stop = text.substr(5, 2);
     const size_t where = text.find(stop);
-    engine->truncate(sequence, 0);
+    engine->rewind(sequence, 0);
     GenerateRequest stopped = request_for(*engine, sequence, kPrompt);
     stopped.options.stops = {"never in the text", stop};
     std::string shown;
@@ -167,7 +167,7 @@ TEST(Generate, CancelledPromptLeavesAUsableSequence) {
     GenerateRequest free = request_for(*engine, sequence, kPrompt);
     const GenerateResult expected = run_one(*engine, free);
     for (int polls = 0; polls < 8; ++polls) {
-        engine->truncate(sequence, 0);
+        engine->rewind(sequence, 0);
         GenerateRequest cancelled = request_for(*engine, sequence, kPrompt);
         cancelled.cancelled = [left = polls]() mutable { return left-- <= 0; };
         const GenerateResult result = run_one(*engine, cancelled);
@@ -189,7 +189,7 @@ TEST(Generate, CancelledAnswerKeepsItsBeginning) {
     Sequence sequence = engine->new_sequence();
     GenerateRequest free = request_for(*engine, sequence, kPrompt);
     const GenerateResult expected = run_one(*engine, free);
-    engine->truncate(sequence, 0);
+    engine->rewind(sequence, 0);
     GenerateRequest request = request_for(*engine, sequence, kPrompt);
     std::string shown;
     request.on_text = [&](std::string_view piece) { shown += piece; };
@@ -226,7 +226,7 @@ TEST(Generate, PenaltiesSeeTheAskedHistory) {
     const auto engine = tiny_engine({});
     Sequence sequence = engine->new_sequence();
     const auto run = [&](int32_t repeat_last) {
-        engine->truncate(sequence, 0);
+        engine->rewind(sequence, 0);
         GenerateRequest request = request_for(*engine, sequence, kPrompt);
         request.options.sampling.presence_penalty = 1e6f;
         request.options.repeat_last = repeat_last;

@@ -1,0 +1,214 @@
+// Multi-token prediction. The draft block at position p takes the token there and the hidden state
+// of p - 1. Its keys and values have to exist for every position before a guess, so it follows
+// every prompt pass at once, and the generated tokens with the next guess or, when nobody drafts,
+// in bulk (`catch_up`). Hidden states that it has not seen wait in `StatePool::recent`.
+#include <algorithm>
+#include <numeric>
+
+#include "engine/engine_impl.h"
+
+namespace tessera {
+
+/// Rows [first, first + count) of the states that wait for the draft block.
+Tensor Engine::Impl::recent_rows(const Sequence& sequence, int32_t first, int32_t count) const {
+    const Tensor rows = pool->recent().slice_rows(sequence.slot_, 1);
+    return rows.reshape({rows.shape[1], rows.shape[2]}).slice_rows(first, count);
+}
+
+/// The state behind the newest guess of a sequence: the last row, which nothing else uses.
+Tensor Engine::Impl::chain_row(const Sequence& sequence) const {
+    return recent_rows(sequence, static_cast<int32_t>(pool->recent().shape[1]) - 1, 1);
+}
+
+/// Prompt rows: each goes with the state of the row before it, the first of a sequence with what
+/// was kept of its last pass.
+void Engine::Impl::follow_prompts(Arena& arena,
+                                  const Pass& pass,
+                                  std::span<const SequenceInput> inputs,
+                                  const Batch& batch,
+                                  const Tensor& hidden) {
+    int64_t sequences = 0;
+    int32_t row = 0;
+    buffers.shift.clear();
+    for (const Segment& segment : pass.segments)
+        if (!inputs[static_cast<size_t>(segment.input)].generated) ++sequences;
+    Exec ex{.arena = arena, .prompt_rows = pass.prompt_rows};
+    Scope scope(arena);
+    const int64_t rows = pass.prompt_rows, width = hidden.cols();
+    const Tensor states = arena.allocate(DType::kF32, {sequences + rows, width});
+    const Tensor shifted = arena.allocate(DType::kF32, {rows, width});
+    ops->copy(ex, hidden.slice_rows(0, rows), states.slice_rows(sequences, rows));
+    for (int64_t i = 0; i < sequences; ++i) {
+        const Segment& segment = pass.segments[static_cast<size_t>(i)];
+        const Sequence& sequence = *inputs[static_cast<size_t>(segment.input)].sequence;
+        const Tensor first = states.slice_rows(i, 1);
+        if (segment.position == 0) {
+            std::fill_n(first.as<float>(), width, 0.0f);
+        } else {
+            ops->copy(ex, recent_rows(sequence, 0, 1), first);
+        }
+        buffers.shift.push_back(static_cast<int32_t>(i));
+        for (int32_t j = 1; j < segment.count; ++j)
+            buffers.shift.push_back(static_cast<int32_t>(sequences) + row + j - 1);
+        row += segment.count;
+    }
+    ops->gather_rows(ex, states, int_tensor(buffers.shift), shifted);
+    Batch prompts = batch;
+    prompts.tokens = batch.tokens.slice_rows(0, rows);
+    prompts.positions = batch.positions.slice_rows(0, rows);
+    prompts.seq_start = batch.seq_start.slice_rows(0, sequences + 1);
+    prompts.page_table = batch.page_table.slice_rows(0, sequences);
+    prompts.outputs = batch.outputs.slice_rows(0, 0);
+    prompts.prompt_outputs = 0;
+    model->draft(*ops, ex, prompts, shifted, memory());
+}
+
+void Engine::Impl::follow_pass(Arena& arena,
+                               const Pass& pass,
+                               std::span<const SequenceInput> inputs,
+                               const Batch& batch,
+                               const Tensor& hidden) {
+    if (pass.prompt_rows > 0) follow_prompts(arena, pass, inputs, batch, hidden);
+    Exec ex{.arena = arena};
+    int64_t row = 0;
+    for (size_t i = 0; i < pass.segments.size(); ++i) {
+        const Segment& segment = pass.segments[i];
+        const SequenceInput& input = inputs[static_cast<size_t>(segment.input)];
+        Sequence& sequence = *input.sequence;
+        const auto tokens = input.tokens.subspan(static_cast<size_t>(segment.first),
+                                                 static_cast<size_t>(segment.count));
+        if (!input.generated) {
+            ops->copy(ex, hidden.slice_rows(row + segment.count - 1, 1),
+                      recent_rows(sequence, 0, 1));
+            sequence.recent_ = 1;
+            sequence.recent_tokens_.clear();
+            if (buffers.save_slots[i] >= 0) {
+                Sequence saved;
+                saved.slot_ = buffers.save_slots[i];
+                const int64_t before = buffers.save_positions[i] - 1 - segment.position;
+                ops->copy(ex, hidden.slice_rows(row + before, 1), recent_rows(saved, 0, 1));
+            }
+        } else {
+            ops->copy(ex, hidden.slice_rows(row, segment.count),
+                      recent_rows(sequence, sequence.recent_, segment.count));
+            if (input.tentative) {
+                sequence.tentative_.assign(tokens.begin(), tokens.end());
+            } else {
+                // Behind a state that waits, the token waits, too.
+                for (size_t j = 0; j < tokens.size(); ++j)
+                    if (sequence.recent_ + static_cast<int32_t>(j) > 0)
+                        sequence.recent_tokens_.push_back(tokens[j]);
+                sequence.recent_ += segment.count;
+            }
+        }
+        row += segment.count;
+    }
+}
+
+void Engine::Impl::follow_accepted(Sequence& sequence, int32_t count) {
+    if (!drafting()) return;
+    for (int32_t j = 0; j < count; ++j)
+        if (sequence.recent_ + j > 0)
+            sequence.recent_tokens_.push_back(sequence.tentative_[static_cast<size_t>(j)]);
+    sequence.recent_ += count;
+}
+
+/// Runs the draft block over the rows; `want_last`: returns the hidden state behind the last row of
+/// each sequence.
+Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last) {
+    Exec ex{.arena = arena};
+    BatchBuffers& b = buffers;
+    b.tokens.clear();
+    b.positions.clear();
+    b.seq_start.assign(1, 0);
+    b.page_table.clear();
+    b.outputs.clear();
+    int32_t visible = 0;
+    for (const DraftRows& part : rows) {
+        const auto count = static_cast<int32_t>(part.tokens.size());
+        take_pages(*part.sequence, part.position + count);
+        b.tokens.insert(b.tokens.end(), part.tokens.begin(), part.tokens.end());
+        for (int32_t i = 0; i < count; ++i) b.positions.push_back(part.position + i);
+        b.seq_start.push_back(static_cast<int32_t>(b.tokens.size()));
+        b.page_table.insert(b.page_table.end(), part.sequence->pages_.begin(),
+                            part.sequence->pages_.end());
+        b.page_table.resize(static_cast<size_t>(pages_per_sequence) * (b.seq_start.size() - 1), 0);
+        if (want_last) b.outputs.push_back(b.seq_start.back() - 1);
+        visible = std::max(visible, part.position + count);
+    }
+    const Tensor hidden = arena.allocate(
+        DType::kF32, {std::ssize(b.tokens), static_cast<int64_t>(model->info().width)});
+    for (size_t i = 0; i < rows.size(); ++i)
+        ops->copy(ex, rows[i].hidden,
+                  hidden.slice_rows(b.seq_start[i], b.seq_start[i + 1] - b.seq_start[i]));
+    const Batch batch{.tokens = int_tensor(b.tokens),
+                      .positions = int_tensor(b.positions),
+                      .seq_start = int_tensor(b.seq_start),
+                      .page_table = make_tensor(b.page_table.data(), DType::kI32,
+                                                {std::ssize(rows), pages_per_sequence}),
+                      .outputs = int_tensor(b.outputs),
+                      .prompt_rows = 0,
+                      .prompt_outputs = 0,
+                      .max_visible = visible};
+    return model->draft(*ops, ex, batch, hidden, memory());
+}
+
+/// Before a decode: lets the draft block see what waits when a prompt follows or when there is no
+/// room for the states that will come.
+void Engine::Impl::catch_up(Sequence& sequence, const SequenceInput& input) {
+    const int32_t room = static_cast<int32_t>(pool->recent().shape[1]) - 1 - sequence.recent_;
+    const auto count = static_cast<int32_t>(input.tokens.size());
+    const bool due = input.generated ? room < count : sequence.recent_ > 1;
+    if (!due || sequence.recent_ < 2) return;
+    Arena arena(arena_memory.get(), arena_bytes);
+    Exec ex{.arena = arena};
+    const int32_t seen = sequence.recent_ - 1;
+    const DraftRows rows{.sequence = &sequence,
+                         .position = sequence.length_ - seen,
+                         .tokens = sequence.recent_tokens_,
+                         .hidden = recent_rows(sequence, 0, seen)};
+    run_draft(arena, {&rows, 1}, false);
+    ops->copy(ex, recent_rows(sequence, seen, 1), recent_rows(sequence, 0, 1));
+    sequence.recent_ = 1;
+    sequence.recent_tokens_.clear();
+}
+
+Tensor Engine::draft(std::span<const DraftStep> steps) {
+    Impl& impl = *impl_;
+    check(impl.drafting(), "draft: the engine was made without");
+    std::vector<std::vector<int32_t>> tokens(steps.size());
+    std::vector<DraftRows> rows;
+    for (size_t i = 0; i < steps.size(); ++i) {
+        Sequence& sequence = *steps[i].sequence;
+        const int32_t place = sequence.length_ + steps[i].ahead;
+        DraftRows part{.sequence = &sequence, .position = place, .tokens = {}, .hidden = {}};
+        if (steps[i].ahead == 0) {
+            check(sequence.recent_ > 0, "draft: the newest token was drafted from before");
+            tokens[i] = sequence.recent_tokens_;
+            part.position = place - static_cast<int32_t>(tokens[i].size());
+            part.hidden = impl.recent_rows(sequence, 0, sequence.recent_);
+        } else {
+            part.hidden = impl.chain_row(sequence);
+        }
+        tokens[i].push_back(steps[i].token);
+        part.tokens = tokens[i];
+        rows.push_back(part);
+    }
+    Arena arena(impl.arena_memory.get(), impl.arena_bytes);
+    Exec ex{.arena = arena};
+    const Tensor hidden = impl.run_draft(arena, rows, true);
+    const Tensor logits =
+        make_tensor(impl.draft_logits_memory.get(), DType::kF32,
+                    {std::ssize(steps), static_cast<int64_t>(impl.model->info().vocab)});
+    impl.model->draft_logits(*impl.ops, ex, hidden, logits);
+    for (size_t i = 0; i < steps.size(); ++i) {
+        Sequence& sequence = *steps[i].sequence;
+        impl.ops->copy(ex, hidden.slice_rows(static_cast<int64_t>(i), 1), impl.chain_row(sequence));
+        if (steps[i].ahead > 0) continue;
+        sequence.recent_ = 0;
+        sequence.recent_tokens_.clear();
+    }
+    return logits;
+}
+
+}  // namespace tessera

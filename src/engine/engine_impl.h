@@ -1,0 +1,112 @@
+#pragma once
+// What an Engine holds; shared by engine_load.cpp (planning and loading), engine.cpp (running) and
+// engine_draft.cpp (multi-token prediction).
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <optional>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/passes.h"
+#include "engine/state_pool.h"
+
+namespace tessera {
+
+using HostMemory = std::unique_ptr<std::byte, void (*)(void*)>;
+
+/// `bytes` of uninitialised memory, 64-byte aligned.
+HostMemory host_memory(int64_t bytes);
+
+/// Host copies of the index tensors of one pass; sized once for the largest pass.
+struct BatchBuffers {
+    std::vector<int32_t> tokens, positions, seq_start, page_table, outputs, all_rows;
+    std::vector<int32_t> slots, save_slots, save_positions, shift;
+};
+
+inline Tensor int_tensor(std::vector<int32_t>& values) {
+    return make_tensor(values.data(), DType::kI32, {static_cast<int64_t>(values.size())});
+}
+
+/// Rows of one sequence for the draft block: tokens at positions from `position` on, each with the
+/// hidden state before it.
+struct DraftRows {
+    Sequence* sequence = nullptr;
+    int32_t position = 0;
+    std::span<const int32_t> tokens;
+    Tensor hidden;  ///< [tokens, width]
+};
+
+struct Engine::Impl {
+    EngineOptions options;
+    std::unique_ptr<Ops> ops;
+    std::unique_ptr<Model> model;
+    std::optional<Tokenizer> tokenizer;
+    std::optional<ChatTemplate> chat_template;
+    MemoryPlan plan;
+
+    int32_t pages_per_sequence = 0;
+    std::vector<KvView> kv;
+    std::vector<int32_t> free_pages;
+    std::optional<StatePool> pool;
+    int32_t open_sequences = 0;
+
+    HostMemory arena_memory = host_memory(0);
+    size_t arena_bytes = 0;
+    HostMemory logits_memory = host_memory(0);
+    HostMemory draft_logits_memory = host_memory(0);
+    HostMemory staging_memory =
+        host_memory(0);  ///< one pass of logits when inputs are not in processing order
+    int64_t logits_capacity = 0;
+    int64_t staging_capacity = 0;
+    BatchBuffers buffers;
+
+    explicit Impl(const EngineOptions& given) : options(given) {}
+
+    // engine_load.cpp
+    void prepare_options();
+    void check_kv_types() const;
+    int64_t kv_bytes_per_token() const;
+    int64_t plan_pass(int32_t rows, int32_t prompt_rows);
+    size_t plan_arena();
+    void describe(const GgufFile& file);
+    void make_plan(const GgufFile& file);
+    void check_memory(const std::string& path) const;
+    void load_text(const GgufFile& file);
+    void load(GgufFile file);
+    void make_kv();
+
+    // engine.cpp
+    Memory memory() const { return {.kv = kv, .recurrent = pool->views()}; }
+    bool drafting() const { return options.draft_max > 0; }
+    void check_inputs(std::span<const SequenceInput> inputs) const;
+    void take_pages(Sequence& sequence, int32_t tokens);
+    void release_pages(Sequence& sequence, int32_t tokens);
+    void plan_saves(const Pass& pass, std::span<const SequenceInput> inputs);
+    int32_t checkpoint_slot(Sequence& sequence);
+    Batch make_batch(const Pass& pass, std::span<const SequenceInput> inputs);
+    void reserve_logits(int64_t rows);
+    void run_pass(const Pass& pass, std::span<const SequenceInput> inputs);
+    void head_rows(Arena& arena, const Pass& pass, const Tensor& hidden);
+    void note_saves(const Pass& pass, std::span<const SequenceInput> inputs);
+
+    // engine_draft.cpp: what the draft block has seen and what waits for it
+    Tensor recent_rows(const Sequence& sequence, int32_t first, int32_t count) const;
+    Tensor chain_row(const Sequence& sequence) const;
+    void follow_pass(Arena& arena,
+                     const Pass& pass,
+                     std::span<const SequenceInput> inputs,
+                     const Batch& batch,
+                     const Tensor& hidden);
+    void follow_prompts(Arena& arena,
+                        const Pass& pass,
+                        std::span<const SequenceInput> inputs,
+                        const Batch& batch,
+                        const Tensor& hidden);
+    void follow_accepted(Sequence& sequence, int32_t count);
+    void catch_up(Sequence& sequence, const SequenceInput& input);
+    Tensor run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last);
+};
+
+}  // namespace tessera

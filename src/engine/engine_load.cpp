@@ -1,0 +1,217 @@
+// Planning and loading: everything before the first token.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+#include "engine/machine.h"
+#include "engine/vocab_from_gguf.h"
+
+namespace tessera {
+namespace {
+
+/// Hidden states that may wait for the draft block; it then takes them in one pass.
+constexpr int32_t kRecentRows = 32;
+
+std::string gib(int64_t bytes) {
+    return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0));
+}
+
+}  // namespace
+
+void Engine::Impl::prepare_options() {
+    if (options.context <= 0) options.context = model->info().train_context;
+    options.sequences = std::max(options.sequences, 1);
+    options.ubatch = std::max(1, std::min(options.ubatch, options.batch));
+    options.draft_max = std::max(options.draft_max, 0);
+    if (!model->recurrent_layers().empty()) {
+        // Passes of a prompt end at the borders of chunks.
+        options.ubatch = std::max(options.ubatch / kChunkTokens, 1) * kChunkTokens;
+        options.batch = std::max(options.batch / kChunkTokens, 1) * kChunkTokens;
+    } else {
+        options.checkpoints = 0;
+    }
+    options.draft_max = std::min(options.draft_max, options.ubatch - 1);
+    options.batch = std::max(options.batch, options.ubatch);
+    pool.emplace(StatePoolShape{.layers = model->recurrent_layers(),
+                                .sequences = options.sequences,
+                                .checkpoints = options.checkpoints,
+                                .log_rows = drafting() ? options.draft_max + 1 : 0,
+                                .width = drafting() ? model->info().width : 0,
+                                .recent_rows = kRecentRows + options.draft_max});
+    pages_per_sequence = (options.context + kPageTokens - 1) / kPageTokens;
+    check_kv_types();
+}
+
+void Engine::Impl::check_kv_types() const {
+    for (const DType type : {options.type_k, options.type_v}) {
+        const bool known = type == DType::kF32 || type == DType::kF16 || type == DType::kBF16 ||
+                           type == DType::kQ8_0;
+        if (!known)
+            throw UserError(
+                ExitCode::kUsage,
+                fmt::format("key/value cache type '{}' is not supported; known are f32, "
+                            "f16, bf16, q8_0",
+                            dtype_info(type).name));
+        for (const KvSpec& spec : model->kv_layers())
+            if (spec.head_size % dtype_info(type).block_elements != 0)
+                throw UserError(
+                    ExitCode::kUsage,
+                    fmt::format("cache type '{}' needs a head size that is a multiple of "
+                                "{}, this model has {}",
+                                dtype_info(type).name, dtype_info(type).block_elements,
+                                spec.head_size));
+    }
+}
+
+int64_t Engine::Impl::kv_bytes_per_token() const {
+    int64_t bytes = 0;
+    for (const KvSpec& spec : model->kv_layers()) {
+        const int64_t values = int64_t{spec.kv_heads} * spec.head_size;
+        bytes += dtype_bytes(options.type_k, values) + dtype_bytes(options.type_v, values);
+    }
+    return bytes;
+}
+
+/// Arena that a pass of prompt rows, of generated rows or of both needs, by running it without
+/// memory.
+int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
+    std::vector<KvView> planned_kv;
+    for (const KvSpec& spec : model->kv_layers()) {
+        const int64_t pages = int64_t{pages_per_sequence} * options.sequences;
+        planned_kv.push_back({make_tensor(nullptr, options.type_k,
+                                          {pages, spec.kv_heads, kPageTokens, spec.head_size}),
+                              make_tensor(nullptr, options.type_v,
+                                          {pages, spec.kv_heads, kPageTokens, spec.head_size})});
+    }
+    const Memory planned{.kv = planned_kv, .recurrent = pool->views()};
+    Arena arena(nullptr, 0);
+    Exec ex{.arena = arena, .prompt_rows = prompt_rows};
+    const int64_t sequences = std::min(options.sequences, rows);
+    const int64_t vocab = model->info().vocab, width = model->info().width;
+    const auto integers = [](int64_t count) { return make_tensor(nullptr, DType::kI32, {count}); };
+    const Batch batch = {
+        .tokens = integers(rows),
+        .positions = integers(rows),
+        .seq_start = integers(sequences + 1),
+        .page_table = make_tensor(nullptr, DType::kI32, {sequences, pages_per_sequence}),
+        .outputs = integers(rows),
+        .prompt_rows = prompt_rows,
+        .prompt_outputs = prompt_rows,
+        .max_visible = options.context,
+        .slots = integers(sequences),
+        .save_slots = integers(sequences),
+        .save_positions = integers(sequences),
+        .tentative = false};
+    const Tensor hidden = model->forward(*ops, ex, batch, planned);
+    if (drafting()) {
+        Scope scope(arena);
+        const Tensor states = arena.allocate(DType::kF32, {sequences + rows, width});
+        const Tensor shifted = arena.allocate(DType::kF32, {rows, width});
+        ops->gather_rows(ex, states, integers(rows), shifted);
+        const Tensor guess = model->draft(*ops, ex, batch, shifted, planned);
+        model->draft_logits(*ops, ex, guess.slice_rows(0, sequences),
+                            make_tensor(nullptr, DType::kF32, {sequences, vocab}));
+        for (const RecurrentView& view : pool->views())
+            ops->accept_recurrent(ex, integers(1), integers(1), view);
+    }
+    const Tensor wanted = arena.allocate(DType::kF32, {drafting() ? rows : 0, width});
+    model->logits(*ops, ex, drafting() ? wanted : hidden,
+                  make_tensor(nullptr, DType::kF32, {rows, vocab}));
+    return static_cast<int64_t>(arena.peak_bytes());
+}
+
+size_t Engine::Impl::plan_arena() {
+    int64_t peak = 0;
+    for (const int32_t prompt_rows : {options.ubatch, options.ubatch / 2, 0})
+        peak = std::max(peak, plan_pass(options.ubatch, prompt_rows));
+    // A row for each sequence is drawn at once, also when their prompts take many passes.
+    Arena arena(nullptr, 0);
+    Exec ex{.arena = arena};
+    const auto rows =
+        static_cast<size_t>(options.sequences) * static_cast<size_t>(options.draft_max + 1);
+    const std::vector<SampleParams> params(rows);
+    const std::vector<std::span<const int32_t>> history(rows);
+    const std::vector<float> uniforms(rows);
+    const auto count = static_cast<int64_t>(rows);
+    ops->sample(ex, make_tensor(nullptr, DType::kF32, {count, model->info().vocab}), params,
+                history, uniforms, make_tensor(nullptr, DType::kI32, {count}));
+    return static_cast<size_t>(std::max(peak, static_cast<int64_t>(arena.peak_bytes())));
+}
+
+void Engine::Impl::make_plan(const GgufFile& file) {
+    plan.weight_bytes = planned_weight_bytes(file, *model, *ops);
+    plan.kv_bytes = kv_bytes_per_token() * kPageTokens * pages_per_sequence * options.sequences;
+    plan.state_bytes = pool->bytes();
+    arena_bytes = plan_arena();
+    const int64_t logit_rows =
+        int64_t{options.sequences} * (drafting() ? options.draft_max + 2 : 1);
+    plan.compute_bytes = static_cast<int64_t>(arena_bytes) + logit_rows * model->info().vocab * 4;
+}
+
+void Engine::Impl::check_memory(const std::string& path) const {
+    const int64_t limit =
+        options.memory_limit_bytes > 0 ? options.memory_limit_bytes : available_memory_bytes();
+    if (limit > 0 && plan.total() > limit)
+        throw UserError(
+            ExitCode::kMemory,
+            fmt::format(
+                "{} needs {} (weights {}, {} sequence(s) of {} tokens {}, compute {}), but {} "
+                "are available: lower the context (-c), the cache types (-ctk, -ctv) or take "
+                "a smaller model",
+                path, gib(plan.total()), gib(plan.weight_bytes), options.sequences, options.context,
+                gib(plan.kv_bytes + plan.state_bytes), gib(plan.compute_bytes), gib(limit)));
+}
+
+void Engine::Impl::make_kv() {
+    const int64_t pages = int64_t{pages_per_sequence} * options.sequences;
+    for (const KvSpec& spec : model->kv_layers()) {
+        const auto layer = [&](DType type) {
+            const int64_t values = pages * spec.kv_heads * kPageTokens * spec.head_size;
+            std::byte* memory = ops->allocate(static_cast<size_t>(dtype_bytes(type, values)));
+            return make_tensor(memory, type, {pages, spec.kv_heads, kPageTokens, spec.head_size});
+        };
+        const Tensor keys = layer(options.type_k);
+        kv.push_back({keys, layer(options.type_v)});
+    }
+    for (int64_t page = pages - 1; page >= 0; --page)
+        free_pages.push_back(static_cast<int32_t>(page));
+    pool->allocate(*ops);
+}
+
+void Engine::Impl::load_text(const GgufFile& file) {
+    VocabSource source = vocab_from_gguf(file);
+    if (static_cast<int64_t>(source.tokens.size()) != model->info().vocab)
+        throw UserError(ExitCode::kModel,
+                        fmt::format("{}: key 'tokenizer.ggml.tokens' has {} entries, but tensor "
+                                    "'token_embd.weight' has {} rows",
+                                    file.path(), source.tokens.size(), model->info().vocab));
+    if (!source.chat_template.empty()) chat_template.emplace(source.chat_template, file.path());
+    tokenizer.emplace(std::move(source), file.path());
+}
+
+/// Everything that is known without the weights.
+void Engine::Impl::describe(const GgufFile& file) {
+    model = make_model(file, {.draft = options.draft_max > 0});
+    ops = make_ops(options.backend);
+    prepare_options();
+    make_plan(file);
+}
+
+/// The file is let go before anything is computed: its metadata is as large as a small model's
+/// key/value memory.
+void Engine::Impl::load(GgufFile file) {
+    describe(file);
+    if (options.load_text) load_text(file);
+    check_memory(file.path());
+    load_weights(file, *model, *ops, [&](int64_t done, int64_t total) {
+        if (options.progress) options.progress("loading", done, total);
+    });
+    make_kv();
+    arena_memory = host_memory(static_cast<int64_t>(arena_bytes));
+    reserve_logits(options.sequences);
+    if (drafting())
+        draft_logits_memory = host_memory(int64_t{options.sequences} * model->info().vocab * 4);
+}
+
+}  // namespace tessera
