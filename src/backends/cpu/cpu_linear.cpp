@@ -63,7 +63,7 @@ std::string lower(std::string_view text) {
 
 /// Bytes of one matrix: codes, then scales, each from a multiple of 64 on.
 int64_t matrix_bytes(const PackedShape& shape) {
-    return round_up(shape.code_bytes(), kAlignment) + round_up(shape.scale_bytes(), kAlignment);
+    return shape.matrix_code_bytes() + shape.matrix_scale_bytes();
 }
 
 PackedShape shape_of(const HostWeight& weight) {
@@ -172,16 +172,20 @@ CpuOps::Linear::Linear(Isa chosen, const CpuOptions& options)
     if (act_prompt == ActFormat::kFp8 || act_generated == ActFormat::kFp8)
         throw UserError(ExitCode::kUsage, "fp8 activations: not on the CPU backend");
     labels.resize(kDTypes);
+    expert_labels.resize(kDTypes);
     for (int i = 0; i < kDTypes; ++i) {
         const DType format = static_cast<DType>(i);
         const bool tiles = kernels->panels != nullptr && format != DType::kF32;
-        const std::string name = "linear[" + lower(dtype_info(format).name) + ",";
+        const std::string name = "[" + lower(dtype_info(format).name) + ",";
         const Isa rows_isa = isa == Isa::kAmx ? Isa::kAvx512 : isa;
         const ActFormat act = act_of(format, act_prompt);
         const bool bf16 = act == ActFormat::kBF16 || act == ActFormat::kNvfp4;
-        auto& label = labels[static_cast<size_t>(i)];
-        label[0] = name + std::string(isa_name(rows_isa)) + "]";
-        label[1] = name + std::string(isa_name(tiles && bf16 ? isa : rows_isa)) + "]";
+        for (size_t prompt = 0; prompt < 2; ++prompt) {
+            const Isa runs = prompt == 1 && tiles && bf16 ? isa : rows_isa;
+            const std::string kernel = name + std::string(isa_name(runs)) + "]";
+            labels[static_cast<size_t>(i)][prompt] = "linear" + kernel;
+            expert_labels[static_cast<size_t>(i)][prompt] = "linear_experts" + kernel;
+        }
     }
 }
 
@@ -217,8 +221,8 @@ Weight CpuOps::upload(const HostWeight& weight) {
     check(weight.scales.size() <= 1 || weight.scales.size() == static_cast<size_t>(weight.experts),
           "upload: one scale, or one per expert");
     const PackedShape shape = shape_of(weight);
-    const int64_t codes_bytes = round_up(shape.code_bytes(), kAlignment) * weight.experts;
-    const int64_t scales_bytes = round_up(shape.scale_bytes(), kAlignment) * weight.experts;
+    const int64_t codes_bytes = shape.matrix_code_bytes() * weight.experts;
+    const int64_t scales_bytes = shape.matrix_scale_bytes() * weight.experts;
     std::byte* codes = allocate_weight(static_cast<size_t>(upload_bytes(weight)));
     std::byte* scales = codes + codes_bytes;
     float* outer = reinterpret_cast<float*>(scales + scales_bytes);
@@ -241,9 +245,9 @@ Weight CpuOps::upload(const HostWeight& weight) {
                         .cols = weight.cols,
                         .source = weight.data + expert * expert_bytes,
                         .block = block,
-                        .codes = codes + expert * round_up(shape.code_bytes(), kAlignment) +
+                        .codes = codes + expert * shape.matrix_code_bytes() +
                                  block * shape.block_code_bytes(),
-                        .scales = scales + expert * round_up(shape.scale_bytes(), kAlignment) +
+                        .scales = scales + expert * shape.matrix_scale_bytes() +
                                   block * shape.block_scale_bytes()});
         }
     });

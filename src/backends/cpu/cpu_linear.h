@@ -28,11 +28,17 @@ struct CpuOps::Linear {
         return labels[static_cast<size_t>(stored)][prompt ? 1 : 0];
     }
 
+    /// "linear_experts[nvfp4,amx]".
+    const std::string& expert_label(DType stored, bool prompt) const {
+        return expert_labels[static_cast<size_t>(stored)][prompt ? 1 : 0];
+    }
+
     const LinearKernels* kernels = nullptr;
     Isa isa;
     ActFormat act_prompt = ActFormat::kF32;
     ActFormat act_generated = ActFormat::kF32;
     std::vector<std::array<std::string, 2>> labels;  ///< by format; generated, prompt rows
+    std::vector<std::array<std::string, 2>> expert_labels;
 };
 
 /// Elements between two rows of a bf16 activation of `cols` columns: a multiple of 32 (64 bytes),

@@ -1,65 +1,25 @@
 // Matrix products of the CPU backend. A product of one family of rows (prompt or generated) is
 // planned here, its activations brought into the order that the kernels want, and its weight rows
 // dealt out to the threads: sums are never split, so threads do not change results.
+#include "backends/cpu/cpu_linear_product.h"
+
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <source_location>
 
 #include "backends/cpu/cpu_linear.h"
-#include "backends/cpu/isa/linear_kernels.h"
 #include "core/error.h"
 
 namespace tessera::cpu {
 namespace {
 
-/// Multiply-adds below which one thread is faster than waking another.
-constexpr int64_t kSerialWork = 48 << 10;
 /// Pieces of a weight that a thread takes one after the other.
 constexpr int64_t kPieces = 8;
 /// Weights below this size go to each thread in one piece.
 constexpr int64_t kLargeBytes = 1 << 20;
-/// Activations that should stay in the second-level cache while weights pass by.
-constexpr int64_t kActBytes = 1 << 20;
-
-int64_t round_up(int64_t value, int64_t unit) {
-    return (value + unit - 1) / unit * unit;
-}
-
-/// One family of rows of a product, or of two products with a gate between them.
-struct Product {
-    const LinearKernels& kernels;
-    ThreadPool& pool;
-    PackedView weights[2];
-    int64_t units;
-    int64_t cols;
-    int64_t blocks;  ///< row blocks of each weight
-    const ActView& view;
-    int64_t rows;
-    bool prompt;
-    Sink sink;
-
-    int count() const { return sink.gated ? 2 : 1; }
-};
-
-PackedView view_of(const Weight& weight) {
-    const PackedShape shape = packed_shape(weight.format, weight.rows, weight.cols);
-    return {.format = weight.format,
-            .codes = weight.codes,
-            .scales = weight.scales,
-            .code_step = shape.block_code_bytes(),
-            .scale_step = shape.block_scale_bytes(),
-            .rows = weight.rows,
-            .outer = weight.outer_scale == nullptr ? 1.0f : weight.outer_scale[0]};
-}
 
 bool holds_bf16(ActFormat format) {
     return format == ActFormat::kBF16 || format == ActFormat::kNvfp4;
-}
-
-bool uses_panels(const Product& product) {
-    return product.prompt && product.kernels.panels != nullptr &&
-           product.weights[0].format != DType::kF32 && holds_bf16(product.view.format);
 }
 
 /// Tile kernels: column tiles, and where these are few also ranges of tokens, dealt out in order.
@@ -102,39 +62,8 @@ void run_panels(Exec& ex, const Product& product) {
     product.pool.run(work);
 }
 
-/// Activations as block kernels read them.
-struct BlockInput {
-    const void* x = nullptr;
-    int64_t x_stride = 0;
-    const float* x_scales = nullptr;
-    int32_t* zeros[2] = {};
-    float* sums = nullptr;
-    int64_t row_bytes = 0;  ///< touched for one row of activations
-};
-
-/// Memory for BlockInput, allocated while planning as well.
-struct BlockScratch {
-    Tensor values, zeros[2], sums;
-};
-
 bool needs_copy(const Product& product) {
     return product.view.format != ActFormat::kF32 || product.cols % kUnitCols != 0;
-}
-
-BlockScratch allocate_scratch(Exec& ex, const Product& product) {
-    BlockScratch scratch;
-    const bool bytes = product.view.format == ActFormat::kInt8;
-    const int64_t rows = product.rows, units = product.units;
-    bool minimum = false;
-    for (int i = 0; i < product.count(); ++i) {
-        minimum = minimum || has_minimum(product.weights[i].format);
-        if (bytes) scratch.zeros[i] = ex.arena.allocate(DType::kI32, {rows, units, 2});
-    }
-    if (needs_copy(product))
-        scratch.values =
-            ex.arena.allocate(bytes ? DType::kI8 : DType::kF32, {rows, units * kUnitCols});
-    if (minimum) scratch.sums = ex.arena.allocate(DType::kF32, {rows, units});
-    return scratch;
 }
 
 /// Rows [begin, end) of the activations.
@@ -181,7 +110,6 @@ BlockInput input_of(const Product& product, const BlockScratch& scratch) {
     if (bytes) input.x_scales = product.view.block_scales.as<float>();
     for (int i = 0; i < 2; ++i) input.zeros[i] = scratch.zeros[i].as<int32_t>();
     input.sums = scratch.sums.as<float>();
-    input.row_bytes = product.units * (bytes ? 32 + 4 + 8 + 4 : 128);
     return input;
 }
 
@@ -197,7 +125,7 @@ void finish_linear(
         for (int64_t i = 0; i < kBlockRows; ++i) values[i] = sums[i] * weight.outer;
         if (sink.row_scales != nullptr)
             for (float& value : values) value *= sink.row_scales[token + t];
-        float* out = sink.out + (token + t) * sink.out_stride + column;
+        float* out = sink.out + sink.out_row(token + t) * sink.out_stride + column;
         if (sink.bias != nullptr)
             for (int64_t i = 0; i < width; ++i) values[i] += sink.bias[column + i];
         if (sink.add)
@@ -222,14 +150,168 @@ void finish_gated(
         }
         product.kernels.glu(values[0], values[1], kBlockRows, sink.kind, values[0]);
         if (sink.out != nullptr)
-            std::copy_n(values[0], width, sink.out + (token + t) * sink.out_stride + column);
+            std::copy_n(values[0], width,
+                        sink.out + sink.out_row(token + t) * sink.out_stride + column);
         if (sink.out_bf16 != nullptr)
-            product.kernels.round_bf16(values[0], width,
-                                       sink.out_bf16 + (token + t) * sink.bf16_stride + column);
+            product.kernels.round_bf16(
+                values[0], width,
+                sink.out_bf16 + sink.out_row(token + t) * sink.bf16_stride + column);
     }
 }
 
-/// Row blocks [blocks.begin, blocks.end): activations in ranges that stay in the cache.
+void run_rows(Exec& ex, const Product& product) {
+    const int32_t threads = product.pool.size();
+    const int64_t range_rows = block_range_rows(product.units, product.rows);
+    const int64_t sums_floats = 2 * range_rows * kBlockRows;
+    const Scope scope(ex.arena);
+    const BlockScratch scratch = allocate_scratch(ex, product);
+    const Tensor sums = ex.arena.allocate(DType::kF32, {threads, sums_floats});
+    if (ex.planning()) return;
+    const BlockInput input = prepare_blocks(product, scratch);
+    const int64_t elements = product.rows * product.units * kUnitCols;
+    if (elements * product.blocks * kBlockRows < kSerialWork)
+        return run_blocks(product, input, {0, product.blocks}, range_rows, sums.row<float>(0));
+    // Dealt out as threads come: a core that is held up for a moment delays one piece, not a half.
+    const bool large = product.blocks * product.weights[0].code_step >= kLargeBytes;
+    const int64_t piece =
+        std::max<int64_t>(1, (product.blocks + threads - 1) / threads / (large ? kPieces : 1));
+    std::atomic<int64_t> next{0};
+    product.pool.run([&](int32_t thread) {
+        for (;;) {
+            const int64_t begin = next.fetch_add(piece, std::memory_order_relaxed);
+            if (begin >= product.blocks) return;
+            run_blocks(product, input, {begin, std::min(begin + piece, product.blocks)}, range_rows,
+                       sums.row<float>(thread));
+        }
+    });
+}
+
+const ActView& find_view(const std::array<ActView, 2>& views, uint8_t wants) {
+    for (const ActView& view : views)
+        if (!view.values.absent() && (wants >> static_cast<unsigned>(view.format) & 1u) != 0)
+            return view;
+    fail_check("linear: the input lacks the format that the weight wants",
+               std::source_location::current());
+}
+
+void run(Exec& ex, const Product& product) {
+    if (uses_panels(product))
+        run_panels(ex, product);
+    else
+        run_rows(ex, product);
+}
+
+double act_bytes(const Product& product) {
+    return 4 * static_cast<double>(product.rows * (product.weights[0].rows + product.cols));
+}
+
+}  // namespace
+
+PackedView view_of(const Weight& weight, int64_t expert) {
+    const PackedShape shape = packed_shape(weight.format, weight.rows, weight.cols);
+    return {.format = weight.format,
+            .codes = weight.codes + expert * shape.matrix_code_bytes(),
+            .scales = weight.scales + expert * shape.matrix_scale_bytes(),
+            .code_step = shape.block_code_bytes(),
+            .scale_step = shape.block_scale_bytes(),
+            .rows = weight.rows,
+            .outer = weight.outer_scale == nullptr ? 1.0f : weight.outer_scale[expert]};
+}
+
+double packed_bytes(const Weight& weight) {
+    const PackedShape shape = packed_shape(weight.format, weight.rows, weight.cols);
+    return static_cast<double>(shape.code_bytes() + shape.scale_bytes());
+}
+
+std::array<Family, 2> families(int64_t prompt, int64_t rows) {
+    prompt = std::min(prompt, rows);
+    return {Family{true, 0, prompt}, Family{false, prompt, rows - prompt}};
+}
+
+Product product_of(const LinearKernels& kernels,
+                   ThreadPool& pool,
+                   const GemmInput& x,
+                   const Weight& weight,
+                   const Weight* up,
+                   const Family& family) {
+    const ActView& view = family.prompt ? find_view(x.prompt, weight.wants.prompt)
+                                        : find_view(x.generated, weight.wants.generated);
+    Product product{.kernels = kernels,
+                    .pool = pool,
+                    .weights = {view_of(weight, 0), up == nullptr ? PackedView{} : view_of(*up, 0)},
+                    .units = (weight.cols + kUnitCols - 1) / kUnitCols,
+                    .cols = weight.cols,
+                    .blocks = (weight.rows + kBlockRows - 1) / kBlockRows,
+                    .view = view,
+                    .rows = family.rows,
+                    .prompt = family.prompt,
+                    .sink = {}};
+    product.sink.row_scales = view.row_scales.as<float>();
+    return product;
+}
+
+bool uses_panels(const Product& product) {
+    return product.prompt && product.kernels.panels != nullptr &&
+           product.weights[0].format != DType::kF32 && holds_bf16(product.view.format);
+}
+
+bool writes_directly(const std::array<Family, 2>& rows, ActWants wants) {
+    constexpr uint8_t kF32 = 1u << static_cast<unsigned>(ActFormat::kF32);
+    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
+    for (const Family& family : rows) {
+        const uint8_t wanted = family.prompt ? wants.prompt : wants.generated;
+        if (family.rows > 0 && wanted != kF32 && wanted != kBF16) return false;
+    }
+    return true;
+}
+
+void aim_at_view(int64_t rows, int64_t cols, const ActView& target, Sink& sink) {
+    if (target.format == ActFormat::kF32) {
+        sink.out = target.values.as<float>();
+        sink.out_stride = target.values.stride[0];
+        return;
+    }
+    sink.out_bf16 = target.values.as<uint16_t>();
+    sink.bf16_stride = target.values.stride[0];
+    if (sink.out_bf16 == nullptr) return;  // planning
+    for (int64_t t = 0; t < rows; ++t)
+        std::fill(sink.out_bf16 + t * sink.bf16_stride + cols,
+                  sink.out_bf16 + (t + 1) * sink.bf16_stride, uint16_t{0});
+}
+
+BlockScratch allocate_scratch(Exec& ex, const Product& product) {
+    BlockScratch scratch;
+    const bool bytes = product.view.format == ActFormat::kInt8;
+    const int64_t rows = product.rows, units = product.units;
+    bool minimum = false;
+    for (int i = 0; i < product.count(); ++i) {
+        minimum = minimum || has_minimum(product.weights[i].format);
+        if (bytes) scratch.zeros[i] = ex.arena.allocate(DType::kI32, {rows, units, 2});
+    }
+    if (needs_copy(product))
+        scratch.values =
+            ex.arena.allocate(bytes ? DType::kI8 : DType::kF32, {rows, units * kUnitCols});
+    if (minimum) scratch.sums = ex.arena.allocate(DType::kF32, {rows, units});
+    return scratch;
+}
+
+BlockInput prepare_blocks(const Product& product, const BlockScratch& scratch) {
+    const int32_t threads = product.pool.size();
+    if (product.rows * product.units * kUnitCols < 1 << 16) {
+        fill_scratch(product, scratch, 0, product.rows);
+    } else {
+        product.pool.run([&](int32_t thread) {
+            const Range range = share(product.rows, 1, thread, threads);
+            if (range.begin < range.end) fill_scratch(product, scratch, range.begin, range.end);
+        });
+    }
+    return input_of(product, scratch);
+}
+
+int64_t block_range_rows(int64_t units, int64_t rows) {
+    return std::min(rows, std::clamp<int64_t>(kActBytes / (units * 128) / 8 * 8, 8, 256));
+}
+
 void run_blocks(const Product& product,
                 const BlockInput& input,
                 Range blocks,
@@ -267,123 +349,6 @@ void run_blocks(const Product& product,
     }
 }
 
-void run_rows(Exec& ex, const Product& product) {
-    const int32_t threads = product.pool.size();
-    const int64_t row_bytes = product.units * 128;
-    const int64_t range_rows =
-        std::min(product.rows, std::clamp<int64_t>(kActBytes / row_bytes / 8 * 8, 8, 256));
-    const int64_t sums_floats = 2 * range_rows * kBlockRows;
-    const Scope scope(ex.arena);
-    const BlockScratch scratch = allocate_scratch(ex, product);
-    const Tensor sums = ex.arena.allocate(DType::kF32, {threads, sums_floats});
-    if (ex.planning()) return;
-    const int64_t elements = product.rows * product.units * kUnitCols;
-    if (elements < 1 << 16) {
-        fill_scratch(product, scratch, 0, product.rows);
-    } else {
-        product.pool.run([&](int32_t thread) {
-            const Range range = share(product.rows, 1, thread, threads);
-            if (range.begin < range.end) fill_scratch(product, scratch, range.begin, range.end);
-        });
-    }
-    const BlockInput input = input_of(product, scratch);
-    if (elements * product.blocks * kBlockRows < kSerialWork)
-        return run_blocks(product, input, {0, product.blocks}, range_rows, sums.row<float>(0));
-    // Dealt out as threads come: a core that is held up for a moment delays one piece, not a half.
-    const bool large = product.blocks * product.weights[0].code_step >= kLargeBytes;
-    const int64_t piece =
-        std::max<int64_t>(1, (product.blocks + threads - 1) / threads / (large ? kPieces : 1));
-    std::atomic<int64_t> next{0};
-    product.pool.run([&](int32_t thread) {
-        for (;;) {
-            const int64_t begin = next.fetch_add(piece, std::memory_order_relaxed);
-            if (begin >= product.blocks) return;
-            run_blocks(product, input, {begin, std::min(begin + piece, product.blocks)}, range_rows,
-                       sums.row<float>(thread));
-        }
-    });
-}
-
-const ActView& find_view(const std::array<ActView, 2>& views, uint8_t wants) {
-    for (const ActView& view : views)
-        if (!view.values.absent() && (wants >> static_cast<unsigned>(view.format) & 1u) != 0)
-            return view;
-    fail_check("linear: the input lacks the format that the weight wants",
-               std::source_location::current());
-}
-
-double packed_bytes(const Weight& weight) {
-    const PackedShape shape = packed_shape(weight.format, weight.rows, weight.cols);
-    return static_cast<double>(shape.code_bytes() + shape.scale_bytes());
-}
-
-/// The two families of the rows of a call: prompt rows, then generated rows.
-struct Family {
-    bool prompt;
-    int64_t first;
-    int64_t rows;
-};
-std::array<Family, 2> families(const Exec& ex, int64_t rows) {
-    const int64_t prompt = std::min<int64_t>(ex.prompt_rows, rows);
-    return {Family{true, 0, prompt}, Family{false, prompt, rows - prompt}};
-}
-
-/// A product of `weight` (and `up`, or null) with one family of the rows of `x`; its sink is empty.
-Product product_of(const LinearKernels& kernels,
-                   ThreadPool& pool,
-                   const GemmInput& x,
-                   const Weight& weight,
-                   const Weight* up,
-                   const Family& family) {
-    const ActView& view = family.prompt ? find_view(x.prompt, weight.wants.prompt)
-                                        : find_view(x.generated, weight.wants.generated);
-    Product product{.kernels = kernels,
-                    .pool = pool,
-                    .weights = {view_of(weight), up == nullptr ? PackedView{} : view_of(*up)},
-                    .units = (weight.cols + kUnitCols - 1) / kUnitCols,
-                    .cols = weight.cols,
-                    .blocks = (weight.rows + kBlockRows - 1) / kBlockRows,
-                    .view = view,
-                    .rows = family.rows,
-                    .prompt = family.prompt,
-                    .sink = {}};
-    product.sink.row_scales = view.row_scales.as<float>();
-    return product;
-}
-
-void run(Exec& ex, const Product& product) {
-    if (uses_panels(product))
-        run_panels(ex, product);
-    else
-        run_rows(ex, product);
-}
-
-/// Multiply-adds of one weight.
-double work_of(const Product& product) {
-    return static_cast<double>(product.rows * product.weights[0].rows * product.cols);
-}
-double act_bytes(const Product& product) {
-    return 4 * static_cast<double>(product.rows * (product.weights[0].rows + product.cols));
-}
-
-/// Points the sink of a gated product at the view of `input` that its consumer wants, padding
-/// zeroed.
-void aim_at_view(const Product& product, const ActView& target, Sink& sink) {
-    if (target.format == ActFormat::kF32) {
-        sink.out = target.values.as<float>();
-        sink.out_stride = target.values.stride[0];
-        return;
-    }
-    sink.out_bf16 = target.values.as<uint16_t>();
-    sink.bf16_stride = target.values.stride[0];
-    if (sink.out_bf16 == nullptr) return;  // planning
-    for (int64_t t = 0; t < product.rows; ++t)
-        std::fill(sink.out_bf16 + t * sink.bf16_stride + product.weights[0].rows,
-                  sink.out_bf16 + (t + 1) * sink.bf16_stride, uint16_t{0});
-}
-
-}  // namespace
-
 void CpuOps::linear(Exec& ex,
                     const GemmInput& x,
                     const Weight& weight,
@@ -394,7 +359,7 @@ void CpuOps::linear(Exec& ex,
               out.cols() == weight.rows,
           "linear: shapes");
     check(bias.absent() || bias.elements() == weight.rows, "linear: bias");
-    for (const Family& family : families(ex, x.rows)) {
+    for (const Family& family : families(ex.prompt_rows, x.rows)) {
         if (family.rows == 0) continue;
         Product product = product_of(*linear_->kernels, pool_, x, weight, nullptr, family);
         product.sink.bias = bias.as<float>();
@@ -405,40 +370,34 @@ void CpuOps::linear(Exec& ex,
             continue;
         }
         product.sink.out = out.row<float>(family.first);
-        const Timed timed(*this, linear_->label(weight.format, family.prompt), 2 * work_of(product),
-                          packed_bytes(weight) + act_bytes(product));
+        const Timed timed(*this, linear_->label(weight.format, family.prompt),
+                          2 * product.work(family.rows), packed_bytes(weight) + act_bytes(product));
         run(ex, product);
     }
 }
 
 GemmInput CpuOps::linear_glu(
     Exec& ex, const GemmInput& x, const Weight& gate, const Weight& up, Glu kind, ActWants wants) {
-    constexpr uint8_t kF32 = 1u << static_cast<unsigned>(ActFormat::kF32);
-    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
     // One kernel call serves both weights.
     if (gate.format != up.format) return Ops::linear_glu(ex, x, gate, up, kind, wants);
     check(gate.rows == up.rows && gate.cols == up.cols && gate.experts == 1 && up.experts == 1 &&
               x.cols == gate.cols,
           "linear_glu: shapes");
-    bool direct = true;
-    for (const Family& family : families(ex, x.rows)) {
-        const uint8_t wanted = family.prompt ? wants.prompt : wants.generated;
-        direct = direct && (family.rows == 0 || wanted == kF32 || wanted == kBF16);
-    }
+    const bool direct = writes_directly(families(ex.prompt_rows, x.rows), wants);
     GemmInput input;
     Tensor gated;
     if (direct)
         input = allocate_input(ex, x.rows, gate.rows, wants);
     else
         gated = ex.arena.allocate(DType::kF32, {x.rows, gate.rows});
-    for (const Family& family : families(ex, x.rows)) {
+    for (const Family& family : families(ex.prompt_rows, x.rows)) {
         if (family.rows == 0) continue;
         Product product = product_of(*linear_->kernels, pool_, x, gate, &up, family);
         product.sink.gated = true;
         product.sink.kind = kind;
         if (direct) {
             const ActView& view = family.prompt ? input.prompt[0] : input.generated[0];
-            aim_at_view(product, view, product.sink);
+            aim_at_view(family.rows, gate.rows, view, product.sink);
         } else {
             if (!ex.planning()) product.sink.out = gated.row<float>(family.first);
             product.sink.out_stride = gate.rows;
@@ -447,7 +406,8 @@ GemmInput CpuOps::linear_glu(
             run(ex, product);
             continue;
         }
-        const Timed timed(*this, linear_->label(gate.format, family.prompt), 4 * work_of(product),
+        const Timed timed(*this, linear_->label(gate.format, family.prompt),
+                          4 * product.work(family.rows),
                           packed_bytes(gate) + packed_bytes(up) + act_bytes(product));
         run(ex, product);
     }

@@ -158,7 +158,7 @@ std::string CpuOps::description() const {
 }
 
 std::vector<std::string_view> CpuOps::overrides() const {
-    return {"linear_glu", "rms_norm_input", "qk_norm_rope_store"};
+    return {"linear_glu", "linear_experts_glu", "rms_norm_input", "qk_norm_rope_store"};
 }
 
 void CpuOps::FreeBlock::operator()(void* base) const {

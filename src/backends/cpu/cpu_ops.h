@@ -142,6 +142,13 @@ class CpuOps final : public Ops {
                         const ExpertWork& work,
                         const Weight& weight,
                         const Tensor& out) override;
+    GemmInput linear_experts_glu(Exec& ex,
+                                 const GemmInput& x,
+                                 const ExpertWork& work,
+                                 const Weight& gate,
+                                 const Weight& up,
+                                 Glu kind,
+                                 ActWants wants) override;
     void combine(Exec& ex,
                  const Tensor& y,
                  const Tensor& weights,

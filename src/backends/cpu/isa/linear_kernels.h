@@ -29,7 +29,8 @@ struct BlockTask {
 using BlockKernel = void (*)(const BlockTask& task);
 
 /// Where results go: out = sums * outer (* row_scales[t]) (+ bias) (+ out), or, for a gated unit,
-/// out = act(first) * second with both columns scaled like that. Tensors start at the first row.
+/// out = act(first) * second with both columns scaled like that. Tensors start at the first row;
+/// `row_scales` and `rows` count the rows of the product.
 struct Sink {
     const float* row_scales;  ///< or null
     const float* bias;        ///< or null; not for gated units
@@ -37,9 +38,12 @@ struct Sink {
     int64_t out_stride;
     uint16_t* out_bf16;  ///< or null; gated units only
     int64_t bf16_stride;
+    const int32_t* rows;  ///< or null: row t of the product goes to row rows[t] of the outputs
     bool add;
     bool gated;
     Glu kind;
+
+    int64_t out_row(int64_t token) const { return rows == nullptr ? token : rows[token]; }
 };
 
 /// A packed weight as kernels see it.

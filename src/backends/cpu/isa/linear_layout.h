@@ -83,6 +83,9 @@ struct PackedShape {
     }
     constexpr int64_t code_bytes() const { return blocks * block_code_bytes(); }
     constexpr int64_t scale_bytes() const { return blocks * block_scale_bytes(); }
+    /// Bytes between the codes (scales) of two experts: cache lines are not shared.
+    constexpr int64_t matrix_code_bytes() const { return (code_bytes() + 63) / 64 * 64; }
+    constexpr int64_t matrix_scale_bytes() const { return (scale_bytes() + 63) / 64 * 64; }
 };
 
 constexpr PackedShape packed_shape(DType stored, int64_t rows, int64_t cols) {
