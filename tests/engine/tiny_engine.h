@@ -19,6 +19,9 @@ struct TinyOptions {
     int32_t batch = 64;
     int32_t ubatch = 32;
     int32_t sequences = 1;
+    int32_t checkpoints = 0;
+    int32_t draft_max = 0;
+    ActPolicy act = ActPolicy::kAuto;
 };
 
 inline const std::vector<std::byte>& tiny_bytes() {
@@ -40,6 +43,9 @@ inline std::unique_ptr<Engine> tiny_engine(const TinyOptions& wanted,
     options.batch = wanted.batch;
     options.ubatch = wanted.ubatch;
     options.sequences = wanted.sequences;
+    options.checkpoints = wanted.checkpoints;
+    options.draft_max = wanted.draft_max;
+    options.backend.act = wanted.act;
     return std::make_unique<Engine>(options, GgufFile::parse(bytes, "tiny.gguf"));
 }
 
