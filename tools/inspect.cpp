@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "hf/open_model.h"
 #include "models/model.h"
 #include "ops/batch.h"
 #include "tools/terminal.h"
@@ -158,12 +159,12 @@ void print_text(const GgufFile& file,
         info.ffn, info.vocab, info.parameters,
         8.0 * static_cast<double>(info.tensor_bytes) / static_cast<double>(info.parameters)));
     const MemoryPlan& plan = estimate.plan;
-    print(
-        fmt::format("\nMemory for a context of {} tokens (-c), cache {}/{} (-ctk, -ctv)\n"
-                    "  weights {}, cache {}, compute {}, together {}\n",
-                    estimate.context, dtype_info(options.engine.type_k).name,
-                    dtype_info(options.engine.type_v).name, bytes(plan.weight_bytes),
-                    bytes(plan.kv_bytes), bytes(plan.compute_bytes), bytes(plan.total())));
+    print(fmt::format(
+        "\nMemory for a context of {} tokens (-c), cache {}/{} (-ctk, -ctv)\n"
+        "  weights {}, cache {}, state {}, compute {}, together {}\n",
+        estimate.context, dtype_info(options.engine.type_k).name,
+        dtype_info(options.engine.type_v).name, bytes(plan.weight_bytes), bytes(plan.kv_bytes),
+        bytes(plan.state_bytes), bytes(plan.compute_bytes), bytes(plan.total())));
 }
 
 void add_model(Json& json, Model& model, const Estimate& estimate) {
@@ -183,6 +184,7 @@ void add_model(Json& json, Model& model, const Estimate& estimate) {
     json["memory"] = {{"context", estimate.context},
                       {"weight_bytes", estimate.plan.weight_bytes},
                       {"kv_bytes", estimate.plan.kv_bytes},
+                      {"state_bytes", estimate.plan.state_bytes},
                       {"compute_bytes", estimate.plan.compute_bytes}};
 }
 
@@ -228,7 +230,7 @@ int run_inspect(const InspectOptions& options) {
     const std::unique_ptr<Ops> ops = make_ops(options.engine.backend);
     Json json = Json::object();
     if (!options.engine.model_path.empty()) {
-        const GgufFile file = GgufFile::open(options.engine.model_path);
+        const GgufFile file = open_model(options.engine.model_path);
         // A file of an architecture that we do not run can still be looked at.
         std::unique_ptr<Model> model;
         Estimate estimate;

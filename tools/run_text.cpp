@@ -1,6 +1,7 @@
 #include "tools/run_text.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 
@@ -28,9 +29,11 @@ std::string stats_line(const GenerateResult& result) {
     if (later > 0 && result.generate_seconds > 0)
         text += fmt::format(" {} t/s", rate_digits(later / result.generate_seconds));
     if (result.drafted > 0)
-        text += fmt::format(" | drafts {} of {} right ({:.0f}%), {:.2f} tok a pass",
-                            result.accepted, result.drafted,
-                            100.0 * result.accepted / result.drafted, later / result.steps);
+        text += fmt::format(
+            " | drafts {} of {} right ({:.0f}%), rounds with 0, 1, ... right: {}, "
+            "{:.2f} tok a pass",
+            result.accepted, result.drafted, 100.0 * result.accepted / result.drafted,
+            fmt::join(result.accepted_lengths, " "), later / result.steps);
     text += fmt::format(" | {:.1f} s", result.prompt_seconds + result.generate_seconds);
     if (result.finish == FinishReason::kCancelled) text += " | interrupted";
     if (result.finish == FinishReason::kLength) text += " | length";

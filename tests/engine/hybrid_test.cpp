@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "engine/chat.h"
 #include "engine/generate.h"
 #include "engine/hybrid_model.h"
 
@@ -212,6 +213,44 @@ TEST(Hybrid, G12_G13_G16_G17_ReuseAndDraftingGiveTheSameFiveTurns) {
         }
     }
     EXPECT_GT(accepted, 100);  // the matrix would show nothing if no guess were ever right
+}
+
+// The same through Chat: every turn answers as the conversation does when no sequence has seen it.
+TEST(Hybrid, ChatsReuseCheckpointsAndAnswerAsColdOnes) {
+    const ChatOptions format{
+        .template_source =
+            "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}"
+            "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
+        .template_arguments = {}};
+    static const std::vector<std::byte> bytes = predictable_hybrid("qwen35moe", 0.3f);
+    const TinyOptions wanted{.backend = "cpu",
+                             .context = 512,
+                             .batch = 512,
+                             .ubatch = 128,
+                             .checkpoints = 2,
+                             .draft_max = 2};
+    GenerateOptions options;
+    options.sampling.temperature = 0;
+    options.max_tokens = 12;
+    options.ignore_end = true;
+    options.draft_max = 2;
+    const auto engine = tiny_engine(wanted, bytes);
+    Chat chat(*engine, format, "You answer in riddles, and never twice the same way. Be brief!");
+    for (const char* question : {"What is a river?", "And a lake, then?", "So where is the sea?"}) {
+        const GenerateResult warm = chat.ask(question, options, {}, {}, {});
+        if (chat.messages().size() > 3) {
+            EXPECT_GE(warm.cached_tokens, 64);
+        }
+        const auto fresh = tiny_engine(wanted, bytes);
+        Sequence sequence = fresh->new_sequence();
+        GenerateRequest cold;
+        cold.sequence = &sequence;
+        cold.tokens = ChatFormat(*fresh, format)
+                          .encode(std::span(chat.messages()).first(chat.messages().size() - 1));
+        cold.options = options;
+        cold.options.draft_max = 0;
+        EXPECT_EQ(generate(*fresh, {&cold, 1}, {}).front().text, warm.text) << question;
+    }
 }
 
 // G17: prompts that share all but their last five tokens reuse what lies before.

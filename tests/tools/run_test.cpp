@@ -21,6 +21,21 @@ TEST(StatsLine, CountsWhatWasRun) {
     EXPECT_NE(stats_line(result).find("interrupted"), std::string::npos);
 }
 
+// Guards against a rate of passes where tokens are meant, and reports what drafting did.
+TEST(StatsLine, SaysWhatDraftingDid) {
+    GenerateResult result;
+    result.prompt_tokens = 10;
+    result.generated.assign(41, 1);
+    result.steps = 25;
+    result.generate_seconds = 2;
+    result.drafted = 40;
+    result.accepted = 15;
+    result.accepted_lengths = {8, 9, 3};
+    EXPECT_EQ(stats_line(result),
+              "prompt 10 tok | gen 41 tok 20.0 t/s | drafts 15 of 40 right (38%), rounds with 0, 1, "
+              "... right: 8 9 3, 1.60 tok a pass | 2.0 s | length");
+}
+
 // Guards against the rate of a whole prompt for one that was stopped in the middle.
 TEST(StatsLine, CancelledPromptHasNoRate) {
     GenerateResult result;
