@@ -94,6 +94,31 @@ const Weight& Subject::weight(
     return weight;
 }
 
+const Weight& Subject::experts(DType format,
+                               int64_t n,
+                               int64_t k,
+                               int32_t count,
+                               const std::vector<float>& scales,
+                               uint32_t which) {
+    Weight& weight = stacks_[{format, n, k, count, scales.empty(), which}];
+    if (!weight.absent()) return weight;
+    const std::vector<std::byte>& rows = bank_.encoded(format, n + count, k, which);
+    const auto row_bytes = static_cast<size_t>(dtype_bytes(format, k));
+    const size_t expert_bytes = static_cast<size_t>(n) * row_bytes;
+    std::vector<std::byte> source(static_cast<size_t>(count) * expert_bytes);
+    for (size_t e = 0; e < static_cast<size_t>(count); ++e)
+        std::memcpy(source.data() + e * expert_bytes, rows.data() + e * row_bytes, expert_bytes);
+    weight = ops.upload({.name = "experts",
+                         .format = format,
+                         .rows = n,
+                         .cols = k,
+                         .experts = count,
+                         .data = source.data(),
+                         .scales = scales});
+    std::ranges::fill(source, std::byte{0xff});
+    return weight;
+}
+
 void drive(const Request& request, const Rows& rows, const Call& call, Outputs& outputs) {
     struct Cut {
         int32_t begin, count, prompt;

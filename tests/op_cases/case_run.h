@@ -28,11 +28,20 @@ class Subject {
     Subject(Ops& subject_ops, WeightBank& bank) : ops(subject_ops), bank_(bank) {}
     /// `which` tells several weights of one size apart.
     const Weight& weight(DType format, int64_t n, int64_t k, float outer_scale, uint32_t which);
+    /// A stack in which every expert is another window of the same rows; `scales`: none or one per
+    /// expert.
+    const Weight& experts(DType format,
+                          int64_t n,
+                          int64_t k,
+                          int32_t count,
+                          const std::vector<float>& scales,
+                          uint32_t which);
     Ops& ops;
 
   private:
     WeightBank& bank_;
     std::map<std::tuple<DType, int64_t, int64_t, float, uint32_t>, Weight> uploaded_;
+    std::map<std::tuple<DType, int64_t, int64_t, int32_t, bool, uint32_t>, Weight> stacks_;
 };
 
 enum class Body : uint8_t {
@@ -68,6 +77,13 @@ Outputs execute(const CopyCase& shape, const Request& request);
 Outputs execute(const ConcatCase& shape, const Request& request);
 Outputs execute(const GatherCase& shape, const Request& request);
 Outputs execute(const PagedCase& shape, const Request& request);
+Outputs execute(const ConvCase& shape, const Request& request);
+Outputs execute(const L2NormCase& shape, const Request& request);
+Outputs execute(const GatesCase& shape, const Request& request);
+Outputs execute(const DeltaCase& shape, const Request& request);
+Outputs execute(const ExpertCase& shape, const Request& request);
+Outputs execute(const RouteCase& shape, const Request& request);
+Outputs execute(const CombineCase& shape, const Request& request);
 Outputs execute(const ArgmaxCase& shape, const Request& request);
 Outputs execute(const SampleCase& shape, const Request& request);
 
@@ -81,6 +97,9 @@ struct Rows {
 /// exactly the planned size, filled with poison; checks that plan and run take the same.
 using Call = std::function<void(Exec&, int32_t begin, int32_t count)>;
 void drive(const Request& request, const Rows& rows, const Call& call, Outputs& outputs);
+
+/// `t` rows of logits with the oddities of `kind`, sealed.
+void fill_logits(Guarded& tensor, Logits kind, int32_t t, int64_t vocabulary, Random& random);
 
 /// Appends every view of an input, row by row, decoded with its scales.
 void read_input(const GemmInput& input, std::vector<float>& values);

@@ -123,6 +123,14 @@ void fused_sweep(std::vector<OpCase>& cases) {
                            .glu = kind});
         }
     }
+    for (const DType format : {DType::kF32, DType::kBF16, DType::kQ4_0, DType::kNVFP4})
+        for (const int32_t t : {1, 5, 33})
+            add_fused({.weight = format,
+                       .n = 96,
+                       .k = 256,
+                       .t = t,
+                       .prompt_rows = t > 1 ? t - 1 : 0,
+                       .glu = Glu::kSigmoid});
     for (const FusedKind fused : {FusedKind::kPrepare, FusedKind::kRmsNormInput})
         for (const DType format : {DType::kF32, DType::kNVFP4, DType::kQ4_0})
             for (const float magnitude : {1e-30f, 2689.0f, 6e4f, 0.0f})
@@ -162,6 +170,8 @@ std::vector<OpCase> all_cases() {
     add_data_cases(cases);
     add_paged_cases(cases);
     add_choice_cases(cases);
+    add_recurrent_cases(cases);
+    add_expert_cases(cases);
     return cases;
 }
 
@@ -196,6 +206,8 @@ std::vector<OpCase> perf_cases() {
                                     .runs = {run},
                                     .prompt_runs = run.count > 1 ? 1 : 0});
     append(cases, SampleCase{.t = 1, .vocabulary = 49152});
+    add_recurrent_perf_cases(cases);
+    add_expert_perf_cases(cases);
     return cases;
 }
 

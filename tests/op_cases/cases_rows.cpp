@@ -36,7 +36,7 @@ void add_cases(std::vector<OpCase>& cases) {
 }
 
 void glu_cases(std::vector<OpCase>& cases) {
-    for (const Glu kind : {Glu::kSwiGlu, Glu::kGeGlu, Glu::kReGlu})
+    for (const Glu kind : {Glu::kSwiGlu, Glu::kGeGlu, Glu::kReGlu, Glu::kSigmoid})
         for (const InPlace in_place : {InPlace::kNo, InPlace::kFirst, InPlace::kSecond})
             for (const int64_t n : {1, 17, 128, 1536})
                 for (const float magnitude : {3.0f, 150.0f})
@@ -46,6 +46,15 @@ void glu_cases(std::vector<OpCase>& cases) {
                                           .kind = kind,
                                           .in_place = in_place,
                                           .magnitude = magnitude});
+    for (const Glu kind : {Glu::kSwiGlu, Glu::kSigmoid})
+        for (const InPlace in_place : {InPlace::kNo, InPlace::kFirst, InPlace::kSecond})
+            append(cases, GluCase{.t = 5,
+                                  .n = in_place == InPlace::kNo ? 37 : 128,
+                                  .heads = 3,
+                                  .padding = 9,
+                                  .kind = kind,
+                                  .in_place = in_place,
+                                  .magnitude = 20.0f});
 }
 
 void softmax_cases(std::vector<OpCase>& cases) {
@@ -94,6 +103,21 @@ void rope_cases(std::vector<OpCase>& cases) {
         }
     }
     append(cases, RopeCase{.t = 3, .heads = 2, .head_size = 80, .params = {.rotary = 2}});
+    // The sections of Qwen3.5, then ones that leave pairs to the temporal axis, and uneven ones.
+    const std::array<int32_t, 3> sections[] = {{11, 11, 10}, {8, 4, 4}, {16, 2, 9}};
+    for (const std::array<int32_t, 3>& sizes : sections)
+        for (const RopePairs pairs : {RopePairs::kHalves, RopePairs::kAdjacent})
+            for (const bool axes : {false, true})
+                append(
+                    cases,
+                    RopeCase{
+                        .t = 6,
+                        .heads = 3,
+                        .head_size = 256,
+                        .padding = 4,
+                        .params = {.pairs = pairs, .rotary = 64, .base = 1e7f, .sections = sizes},
+                        .first_position = 1000,
+                        .axes = axes});
 }
 
 void copy_pair(std::vector<OpCase>& cases, DType from, DType to) {

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "op_cases/op_case.h"
@@ -14,7 +16,7 @@ std::string_view dtype_name(DType dtype) {
 }
 
 std::string_view glu_name(Glu kind) {
-    constexpr std::string_view kNames[] = {"swiglu", "geglu", "reglu"};
+    constexpr std::string_view kNames[] = {"swiglu", "geglu", "reglu", "sigmoid"};
     return kNames[static_cast<size_t>(kind)];
 }
 
@@ -35,9 +37,26 @@ double elements(const std::vector<int64_t>& shape) {
 }
 
 std::string rope_text(const RopeParams& params) {
-    return fmt::format("rotary={},pairs={},base={},freq_scale={},magnitude={},yarn={}",
-                       params.rotary, params.pairs == RopePairs::kAdjacent ? "adjacent" : "halves",
-                       params.base, params.freq_scale, params.magnitude, int{params.yarn});
+    std::string text =
+        fmt::format("rotary={},pairs={},base={},freq_scale={},magnitude={},yarn={}", params.rotary,
+                    params.pairs == RopePairs::kAdjacent ? "adjacent" : "halves", params.base,
+                    params.freq_scale, params.magnitude, int{params.yarn});
+    if (params.sections[0] > 0)
+        text += fmt::format(",sections=[{}]", fmt::join(params.sections, ","));
+    return text;
+}
+
+std::string runs_text(const std::vector<Run>& runs) {
+    std::vector<std::string> texts;
+    for (const Run& run : runs) texts.push_back(fmt::format("{}+{}", run.first, run.count));
+    return fmt::format("{}", fmt::join(texts, ","));
+}
+
+std::string memory_text(const MemoryCase& c) {
+    std::string text = fmt::format("runs=[{}],prompts={}", runs_text(c.runs), c.prompt_runs);
+    if (!c.saves.empty()) text += fmt::format(",saves=[{}]", fmt::join(c.saves, ","));
+    if (!c.accept.empty()) text += fmt::format(",accept=[{}]", fmt::join(c.accept, ","));
+    return text;
 }
 
 std::string params_of(const LinearCase& c) {
@@ -59,8 +78,11 @@ std::string params_of(const AddCase& c) {
                        static_cast<int>(c.in_place));
 }
 std::string params_of(const GluCase& c) {
-    return fmt::format("op={},n={},cols={},padding={},inplace={},magnitude={}", glu_name(c.kind),
-                       c.t, c.n, c.padding, static_cast<int>(c.in_place), c.magnitude);
+    std::string text =
+        fmt::format("op={},n={},cols={},padding={},inplace={},magnitude={}", glu_name(c.kind), c.t,
+                    c.n, c.padding, static_cast<int>(c.in_place), c.magnitude);
+    if (c.heads > 0) text += fmt::format(",heads={}", c.heads);
+    return text;
 }
 std::string params_of(const SoftmaxCase& c) {
     return fmt::format("n={},cols={},padding={},visible={},scale={},inplace={},magnitude={}", c.t,
@@ -68,9 +90,9 @@ std::string params_of(const SoftmaxCase& c) {
                        c.magnitude);
 }
 std::string params_of(const RopeCase& c) {
-    return fmt::format("n={},heads={},hs={},padding={},{},factors={},pos={}", c.t, c.heads,
+    return fmt::format("n={},heads={},hs={},padding={},{},factors={},pos={}{}", c.t, c.heads,
                        c.head_size, c.padding, rope_text(c.params), int{c.factors},
-                       c.first_position);
+                       c.first_position, c.axes ? ",axes=3" : "");
 }
 std::string params_of(const CopyCase& c) {
     return fmt::format("type_src={},type_dst={},ne={},padding_src={},padding_dst={}",
@@ -87,17 +109,57 @@ std::string params_of(const GatherCase& c) {
                        c.outer_scale);
 }
 std::string params_of(const PagedCase& c) {
-    std::vector<std::string> runs;
-    for (const Run& run : c.runs) runs.push_back(fmt::format("{}+{}", run.first, run.count));
     std::string text = fmt::format("hs={},nh={},nkv={},type_k={},type_v={},runs=[{}],prompts={}",
                                    c.head_size, c.heads, c.kv_heads, dtype_name(c.type_k),
-                                   dtype_name(c.type_v), fmt::join(runs, ","), c.prompt_runs);
+                                   dtype_name(c.type_v), runs_text(c.runs), c.prompt_runs);
     if (c.kind == PagedKind::kAttention)
         text += fmt::format(",window={},softcap={},padding={},inplace={}", c.window, c.softcap,
                             c.padding, int{c.in_place});
     if (c.kind == PagedKind::kQkNormRopeStore)
         text += fmt::format(",norm={},{}", int{c.norm}, rope_text(c.rope));
     return text;
+}
+std::string params_of(const ConvCase& c) {
+    return fmt::format("channels={},taps={},{},padding={}", c.channels, c.taps,
+                       memory_text(c.memory), c.padding);
+}
+std::string params_of(const L2NormCase& c) {
+    return fmt::format("ne={},padding={},eps={},magnitude={}", extents(c.shape), c.padding, c.eps,
+                       c.magnitude);
+}
+std::string params_of(const GatesCase& c) {
+    return fmt::format("n={},heads={},padding={},magnitude={},a_log={}", c.t, c.heads, c.padding,
+                       c.magnitude, c.largest_a_log);
+}
+std::string params_of(const DeltaCase& c) {
+    constexpr std::string_view kDecays[] = {"weak",       "none", "strong", "vanishing",
+                                            "beyond_exp", "wide", "mixed"};
+    constexpr std::string_view kBetas[] = {"uniform", "0", "1"};
+    constexpr std::string_view kKeys[] = {"random", "same", "nearly_same", "zero_rows"};
+    return fmt::format("nk={},nv={},hs_k={},hs_v={},{},decay={},beta={},keys={},padding={}",
+                       c.key_heads, c.heads, c.key_size, c.size, memory_text(c.memory),
+                       kDecays[static_cast<size_t>(c.decay)], kBetas[static_cast<size_t>(c.beta)],
+                       kKeys[static_cast<size_t>(c.keys)], c.padding);
+}
+std::string params_of(const ExpertCase& c) {
+    constexpr std::string_view kIds[] = {"distinct", "repeated", "one", "evens"};
+    std::string text = fmt::format(
+        "type={},n_mats={},n_used={},b={},m={},n={},k={},prompt={},ids={},scales={},padding={},"
+        "magnitude={}",
+        dtype_name(c.weight), c.experts, c.choices, int{!c.per_pair}, c.n, c.t, c.k, c.prompt_rows,
+        kIds[static_cast<size_t>(c.ids)], int{c.scales}, c.padding, c.magnitude);
+    if (c.gated) text += fmt::format(",glu={}", glu_name(c.glu));
+    return text;
+}
+std::string params_of(const RouteCase& c) {
+    return fmt::format(
+        "n={},n_mats={},n_used={},func={},norm={},bias={},scale={},logits={},padding={}", c.t,
+        c.experts, c.choices, c.sigmoid ? "sigmoid" : "softmax", int{c.normalize}, int{c.bias},
+        c.scale, logits_name(c.logits), c.padding);
+}
+std::string params_of(const CombineCase& c) {
+    return fmt::format("n={},n_used={},m={},add={},padding={}", c.t, c.choices, c.n, int{c.add},
+                       c.padding);
 }
 std::string params_of(const ArgmaxCase& c) {
     return fmt::format("n={},vocab={},logits={},padding={}", c.t, c.vocabulary,
@@ -148,6 +210,27 @@ std::string_view name_of(const PagedCase& c) {
     constexpr std::string_view kNames[] = {"KV_STORE", "QK_NORM_ROPE_STORE", "FLASH_ATTN"};
     return kNames[static_cast<size_t>(c.kind)];
 }
+std::string_view name_of(const ConvCase&) {
+    return "SSM_CONV";
+}
+std::string_view name_of(const L2NormCase&) {
+    return "L2_NORM";
+}
+std::string_view name_of(const GatesCase&) {
+    return "DELTA_GATES";
+}
+std::string_view name_of(const DeltaCase&) {
+    return "GATED_DELTA_NET";
+}
+std::string_view name_of(const ExpertCase& c) {
+    return c.gated ? "MUL_MAT_ID_GLU" : "MUL_MAT_ID";
+}
+std::string_view name_of(const RouteCase&) {
+    return "TOPK_MOE";
+}
+std::string_view name_of(const CombineCase&) {
+    return "MOE_COMBINE";
+}
 std::string_view name_of(const ArgmaxCase&) {
     return "ARGMAX";
 }
@@ -190,7 +273,7 @@ Cost cost_of(const AddCase& c) {
     return {elements(c.shape), 12.0 * elements(c.shape)};
 }
 Cost cost_of(const GluCase& c) {
-    return {0.0, 12.0 * c.t * static_cast<double>(c.n)};
+    return {0.0, 12.0 * c.t * std::max(c.heads, 1) * static_cast<double>(c.n)};
 }
 Cost cost_of(const SoftmaxCase& c) {
     return {0.0, 8.0 * c.t * static_cast<double>(c.n)};
@@ -229,6 +312,48 @@ Cost cost_of(const PagedCase& c) {
         }
     }
     return cost;
+}
+double rows_of(const MemoryCase& c) {
+    double rows = 0.0;
+    for (const Run& run : c.runs) rows += run.count;
+    return rows;
+}
+Cost cost_of(const ConvCase& c) {
+    const double elements = rows_of(c.memory) * static_cast<double>(c.channels);
+    return {2.0 * elements * c.taps, 8.0 * elements};
+}
+Cost cost_of(const L2NormCase& c) {
+    return {0.0, 8.0 * elements(c.shape)};
+}
+Cost cost_of(const GatesCase& c) {
+    return {0.0, 16.0 * c.t * static_cast<double>(c.heads)};
+}
+Cost cost_of(const DeltaCase& c) {
+    const double rows = rows_of(c.memory);
+    const auto state = static_cast<double>(c.heads * c.size * c.key_size);
+    const auto row_floats =
+        static_cast<double>(2 * c.key_heads * c.key_size + 2 * c.heads * c.size);
+    return {7.0 * rows * state,
+            8.0 * static_cast<double>(c.memory.runs.size()) * state + 4.0 * rows * row_floats};
+}
+/// Bytes: of the experts that t rows of distinct random choices meet on average.
+Cost cost_of(const ExpertCase& c) {
+    const double mats = c.gated ? 2.0 : 1.0;
+    const double pairs = static_cast<double>(c.t) * c.choices;
+    const double met = c.experts * (1.0 - std::pow(1.0 - static_cast<double>(c.choices) / c.experts,
+                                                   static_cast<double>(c.t)));
+    const auto n = static_cast<double>(c.n);
+    const auto k = static_cast<double>(c.k);
+    const double x_rows = c.per_pair ? pairs : c.t;
+    return {2.0 * mats * pairs * n * k,
+            mats * met * weight_bytes(c.weight, c.n, c.k) + 4.0 * (pairs * n + x_rows * k)};
+}
+Cost cost_of(const RouteCase& c) {
+    return {0.0, 4.0 * c.t * (c.experts + 2.0 * c.choices)};
+}
+Cost cost_of(const CombineCase& c) {
+    const auto elements = static_cast<double>(c.t) * static_cast<double>(c.n);
+    return {2.0 * elements * c.choices, 4.0 * elements * (c.choices + (c.add ? 2.0 : 1.0))};
 }
 Cost cost_of(const ArgmaxCase& c) {
     return {0.0, 4.0 * c.t * static_cast<double>(c.vocabulary)};

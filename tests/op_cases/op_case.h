@@ -61,6 +61,7 @@ struct AddCase {
 struct GluCase {
     int32_t t = 1;
     int64_t n = 64;
+    int32_t heads = 0;  ///< > 0: [t, heads, n] instead of [t, n]
     int64_t padding = 0;
     Glu kind = Glu::kSwiGlu;
     InPlace in_place = InPlace::kNo;
@@ -85,6 +86,7 @@ struct RopeCase {
     RopeParams params{};
     bool factors = false;
     int32_t first_position = 0;
+    bool axes = false;  ///< three positions a token instead of one
 };
 
 struct CopyCase {
@@ -140,6 +142,61 @@ struct PagedCase {
     RopeParams rope{};      ///< kQkNormRopeStore
 };
 
+/// Sequences in slots of recurrent memory, whose other slots stay poisoned, as does the slot of a
+/// sequence that starts at position 0. The first `prompt_runs` runs are prompts.
+struct MemoryCase {
+    std::vector<Run> runs{};
+    int32_t prompt_runs = 0;
+    std::vector<int32_t> saves{};   ///< per run the position to be saved, 0: none; may be shorter
+    std::vector<int32_t> accept{};  ///< not empty: a tentative batch, then so many rows of each run
+};
+
+struct ConvCase {
+    int64_t channels = 64;
+    int32_t taps = 4;
+    MemoryCase memory{};
+    int64_t padding = 0;
+};
+
+struct L2NormCase {
+    std::vector<int64_t> shape;
+    int64_t padding = 0;
+    float eps = 1e-6f;
+    float magnitude = 1.0f;
+};
+
+struct GatesCase {
+    int32_t t = 1;
+    int64_t heads = 16;
+    int64_t padding = 0;
+    float magnitude = 4.0f;  ///< of a, b and bias
+    float largest_a_log = 3.0f;
+};
+
+enum class Decay : uint8_t {
+    kWeak,       ///< log decay in (-0.1, 0)
+    kNone,       ///< 0
+    kStrong,     ///< -30
+    kVanishing,  ///< ln 1e-12
+    kBeyondExp,  ///< in (-300, -88), whose exp is 0 or denormal
+    kWide,       ///< ln of uniform (0.01, 1)
+    kMixed       ///< any of these and -infinity
+};
+enum class Beta : uint8_t { kUniform, kZero, kOne };
+enum class Keys : uint8_t { kRandom, kSame, kNearlySame, kZeroRows };
+
+struct DeltaCase {
+    int64_t key_heads = 2;
+    int64_t heads = 4;
+    int64_t key_size = 64;
+    int64_t size = 64;
+    MemoryCase memory{};
+    Decay decay = Decay::kWide;
+    Beta beta = Beta::kUniform;
+    Keys keys = Keys::kRandom;
+    int64_t padding = 0;
+};
+
 enum class Logits : uint8_t {
     kRandom,    ///< uniform in [-8, 8]
     kTies,      ///< few distinct values
@@ -148,6 +205,52 @@ enum class Logits : uint8_t {
     kMasked,    ///< most are -infinity
     kConstant,  ///< all equal
     kPeaked     ///< one far above the others
+};
+
+/// Which experts the tokens of an ExpertCase choose.
+enum class Ids : uint8_t {
+    kDistinct,  ///< random, no expert twice in a token
+    kRepeated,  ///< random, with repetitions inside a token
+    kOne,       ///< the last expert for all
+    kEvens      ///< every other expert stays empty
+};
+
+/// Products of grouped rows; `gated`: linear_experts_glu.
+struct ExpertCase {
+    bool gated = false;
+    DType weight = DType::kF32;
+    int64_t n = 32;
+    int64_t k = 256;
+    int32_t experts = 8;
+    int32_t choices = 2;
+    int32_t t = 1;
+    int32_t prompt_rows = 0;
+    bool per_pair = false;  ///< a row of x per pair, not per token
+    Ids ids = Ids::kDistinct;
+    bool scales = false;  ///< a second-level scale per expert
+    int64_t padding = 0;
+    Glu glu = Glu::kSwiGlu;
+    float magnitude = 1.0f;
+};
+
+struct RouteCase {
+    int32_t t = 1;
+    int32_t experts = 8;
+    int32_t choices = 2;
+    bool sigmoid = false;
+    bool normalize = true;
+    bool bias = false;
+    float scale = 1.0f;
+    Logits logits = Logits::kRandom;
+    int64_t padding = 0;
+};
+
+struct CombineCase {
+    int32_t t = 1;
+    int32_t choices = 2;
+    int64_t n = 256;
+    bool add = false;
+    int64_t padding = 0;
 };
 
 struct ArgmaxCase {
@@ -177,6 +280,13 @@ using Shape = std::variant<LinearCase,
                            ConcatCase,
                            GatherCase,
                            PagedCase,
+                           ConvCase,
+                           L2NormCase,
+                           GatesCase,
+                           DeltaCase,
+                           ExpertCase,
+                           RouteCase,
+                           CombineCase,
                            ArgmaxCase,
                            SampleCase>;
 
@@ -210,6 +320,12 @@ void add_linear_cases(std::vector<OpCase>& cases);
 void add_row_cases(std::vector<OpCase>& cases);
 void add_data_cases(std::vector<OpCase>& cases);
 void add_paged_cases(std::vector<OpCase>& cases);
+void add_recurrent_cases(std::vector<OpCase>& cases);
 void add_choice_cases(std::vector<OpCase>& cases);
+void add_expert_cases(std::vector<OpCase>& cases);
+/// The part of perf_cases() with experts.
+void add_expert_perf_cases(std::vector<OpCase>& cases);
+/// The part of perf_cases() with recurrent memory.
+void add_recurrent_perf_cases(std::vector<OpCase>& cases);
 
 }  // namespace tessera::op_cases

@@ -42,16 +42,6 @@ std::vector<float> make_row(Logits kind, int32_t row, int64_t vocabulary, Random
     return logits;
 }
 
-void fill_logits(Guarded& tensor, Logits kind, int32_t t, int64_t vocabulary, Random& random) {
-    std::vector<float> all;
-    for (int32_t row = 0; row < t; ++row) {
-        const std::vector<float> logits = make_row(kind, row, vocabulary, random);
-        all.insert(all.end(), logits.begin(), logits.end());
-    }
-    tensor.set(std::span<const float>(all));
-    tensor.seal();
-}
-
 /// Half of the history are the row's likeliest tokens (repeated), half random ones.
 std::vector<int32_t> make_history(const Guarded& logits,
                                   int32_t row,
@@ -82,6 +72,16 @@ SampleParams mixed_params(const SampleParams& base, int32_t row) {
 }
 
 }  // namespace
+
+void fill_logits(Guarded& tensor, Logits kind, int32_t t, int64_t vocabulary, Random& random) {
+    std::vector<float> all;
+    for (int32_t row = 0; row < t; ++row) {
+        const std::vector<float> logits = make_row(kind, row, vocabulary, random);
+        all.insert(all.end(), logits.begin(), logits.end());
+    }
+    tensor.set(std::span<const float>(all));
+    tensor.seal();
+}
 
 Outputs execute(const ArgmaxCase& shape, const Request& request) {
     Outputs outputs;

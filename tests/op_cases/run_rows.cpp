@@ -81,7 +81,8 @@ Outputs execute(const AddCase& shape, const Request& request) {
 Outputs execute(const GluCase& shape, const Request& request) {
     Outputs outputs;
     Random random(request.seed);
-    const std::vector<int64_t> extents = {shape.t, shape.n};
+    std::vector<int64_t> extents = {shape.t, shape.n};
+    if (shape.heads > 0) extents.insert(extents.begin() + 1, shape.heads);
     Guarded gate("gate", DType::kF32, extents, shape.padding,
                  operand_role(shape.in_place == InPlace::kFirst));
     gate.fill(random, -shape.magnitude, shape.magnitude);
@@ -144,10 +145,15 @@ Outputs execute(const SoftmaxCase& shape, const Request& request) {
 Outputs execute(const RopeCase& shape, const Request& request) {
     Outputs outputs;
     Random random(request.seed);
-    std::vector<int32_t> where(static_cast<size_t>(shape.t));
-    for (size_t t = 0; t < where.size(); ++t)
-        where[t] = shape.first_position + static_cast<int32_t>(t);
-    Guarded positions("positions", DType::kI32, {shape.t}, 0, Role::kInput);
+    const int32_t axes = shape.axes ? 3 : 1;
+    std::vector<int32_t> where(static_cast<size_t>(shape.t * axes));
+    for (int32_t t = 0; t < shape.t; ++t)
+        for (int32_t axis = 0; axis < axes; ++axis)
+            where[static_cast<size_t>(t * axes + axis)] =
+                shape.first_position + t + (axis == 0 ? 0 : random.below(500));
+    std::vector<int64_t> extents = {shape.t};
+    if (shape.axes) extents.push_back(axes);
+    Guarded positions("positions", DType::kI32, extents, 0, Role::kInput);
     positions.set(std::span<const int32_t>(where));
     positions.seal();
     Guarded factors("freq_factors", DType::kF32, {shape.params.rotary / 2}, 0, Role::kInput);

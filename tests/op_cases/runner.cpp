@@ -26,6 +26,8 @@ int32_t other_cut(const OpCase& op_case) {
                 rows = shape.t;
             else if constexpr (requires { shape.runs; })
                 for (const Run& part : shape.runs) rows += part.count;
+            else if constexpr (requires { shape.memory; })
+                for (const Run& part : shape.memory.runs) rows += part.count;
             else
                 rows = static_cast<int32_t>(shape.shape.front());
         },
@@ -38,6 +40,7 @@ int32_t other_cut(const OpCase& op_case) {
 bool is_fused(const OpCase& op_case) {
     if (const auto* fused = std::get_if<FusedCase>(&op_case.shape))
         return fused->kind != FusedKind::kPrepare;
+    if (const auto* experts = std::get_if<ExpertCase>(&op_case.shape)) return experts->gated;
     const auto* paged = std::get_if<PagedCase>(&op_case.shape);
     return paged != nullptr && paged->kind == PagedKind::kQkNormRopeStore;
 }

@@ -37,6 +37,14 @@ constexpr double kStoredF32 = 1e-11;
 constexpr double kStored16 = 1e-7;
 constexpr double kStoredQ8 = 1e-6;
 
+// SSM_CONV: sums of at most 8 f32 products; states pass unchanged.
+constexpr double kConv = 1e-12;
+// GATED_DELTA_NET: f32 states that live for hundreds of tokens, against f64 within a token.
+constexpr double kDelta = 1e-11;
+
+// MOE_COMBINE: f32 sums of at most 16 products, which may nearly cancel where there are few.
+constexpr double kCombine = 1e-11;
+
 bool wants(ActWants wanted, ActFormat format, int32_t t, int32_t prompt_rows) {
     const auto bit = static_cast<uint8_t>(1u << static_cast<unsigned>(format));
     return (prompt_rows > 0 && (wanted.prompt & bit) != 0) ||
@@ -108,6 +116,29 @@ double bound_of(const PagedCase& shape, ActWants) {
         return shape.prompt_runs > 0 ? kAttentionPrompt : kAttention;
     if (shape.type_k == DType::kF32) return kStoredF32;
     return shape.type_k == DType::kQ8_0 ? kStoredQ8 : kStored16;
+}
+double bound_of(const ConvCase&, ActWants) {
+    return kConv;
+}
+double bound_of(const L2NormCase&, ActWants) {
+    return kRowwise;
+}
+double bound_of(const GatesCase&, ActWants) {
+    return kRowwise;
+}
+double bound_of(const DeltaCase&, ActWants) {
+    return kDelta;
+}
+double bound_of(const ExpertCase& shape, ActWants wanted) {
+    const double product = product_bound(shape.weight, wanted, shape.t, shape.prompt_rows);
+    if (!shape.gated) return product;
+    return std::max(product, result_bound(wanted, shape.t, shape.prompt_rows));
+}
+double bound_of(const RouteCase&, ActWants) {
+    return kRowwise;
+}
+double bound_of(const CombineCase&, ActWants) {
+    return kCombine;
 }
 double bound_of(const ArgmaxCase&, ActWants) {
     return 0.0;

@@ -118,7 +118,9 @@ TEST(OpCaseList, KeepsItsSize) {
             << op_cases::case_name(op_case) << " appears twice";
     }
     EXPECT_GE(counts["MUL_MAT"], 1302);
-    EXPECT_EQ(counts.size(), 18u);
+    EXPECT_GE(counts["SSM_CONV"], 63);
+    EXPECT_GE(counts["GATED_DELTA_NET"], 227);
+    EXPECT_GE(counts.size(), 22u);
 }
 
 /// A comparison that lets NaN, infinities or a wrong scale through would make every case pass.
