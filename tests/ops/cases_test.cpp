@@ -118,9 +118,13 @@ TEST(OpCaseList, KeepsItsSize) {
             << op_cases::case_name(op_case) << " appears twice";
     }
     EXPECT_GE(counts["MUL_MAT"], 1302);
+    EXPECT_GE(counts["MUL_MAT_ID"], 1032);
+    EXPECT_GE(counts["MUL_MAT_ID_GLU"], 86);
+    EXPECT_GE(counts["TOPK_MOE"], 152);
+    EXPECT_GE(counts["MOE_COMBINE"], 80);
     EXPECT_GE(counts["SSM_CONV"], 63);
     EXPECT_GE(counts["GATED_DELTA_NET"], 227);
-    EXPECT_GE(counts.size(), 22u);
+    EXPECT_GE(counts.size(), 26u);
 }
 
 /// A comparison that lets NaN, infinities or a wrong scale through would make every case pass.
