@@ -1,4 +1,5 @@
-// Options of the commands that work on files: `quantize`, `inspect`, `tokenize`, `synth`.
+// Options of the commands that work on files: `quantize`, `convert`, `inspect`, `tokenize`,
+// `synth`.
 
 #include <fmt/format.h>
 
@@ -159,6 +160,47 @@ Command quantize_command(AllOptions& all) {
     return command;
 }
 
+Command convert_command(AllOptions& all) {
+    ConvertOptions& options = all.convert;
+    const auto positional = [](const char* label, const char* help, std::string& target) {
+        Positional row;
+        row.name = label;
+        row.help = help;
+        row.set = [&target](const Occurrence& given) { target = given.text; };
+        return row;
+    };
+    Option type = make_row({"--outtype", "TYPE", "",
+                            "format of the matrices that are not quantized; auto: as they are"},
+                           options.type);
+    type.choices = {"auto", "bf16", "f16", "f32"};
+    type.set = [&options, choices = type.choices](const Occurrence& given) {
+        options.type = choices[parse_choice(given, choices)];
+    };
+    Option output = file_row({"--outfile", "FILE", "", "as OUT.gguf"}, options.output);
+    Command command;
+    command.name = "convert";
+    command.summary = "write a Hugging Face folder as one GGUF file";
+    command.description =
+        "Names, orders and constants are those that llama.cpp's programs expect. NVFP4 weights of "
+        "ModelOpt or compressed-tensors are repacked without loss, FP8 ones become BF16. No other "
+        "command needs this: all of them read folders as they are.";
+    command.positionals = {positional("FOLDER", "model to read", options.input),
+                           positional("OUT.gguf", "model to write", options.output)};
+    command.positionals[1].required = false;
+    command.sections = {
+        {"Options", {std::move(type), std::move(output), threads_row(options.threads)}}};
+    command.examples = {"tessera convert Qwen3.5-9B qwen3.5-9b.gguf",
+                        "tessera convert --outtype f16 SmolLM2-135M smollm2-f16.gguf"};
+    command.check = [&options] {
+        if (options.output.empty())
+            throw UserError(ExitCode::kUsage,
+                            "convert: OUT.gguf is missing; see 'tessera help "
+                            "convert'");
+    };
+    command.run = [&options] { return run_convert(options); };
+    return command;
+}
+
 Command inspect_command(AllOptions& all) {
     InspectOptions& options = all.inspect;
     Command command;
@@ -271,10 +313,10 @@ Command synth_command(AllOptions& all) {
 }
 
 std::vector<Command> describe_commands(AllOptions& all) {
-    std::vector<Command> commands{run_command(all),        bench_command(all),
-                                  perplexity_command(all), quantize_command(all),
-                                  inspect_command(all),    tokenize_command(all),
-                                  synth_command(all),      test_ops_command(all)};
+    std::vector<Command> commands{
+        run_command(all),      bench_command(all),   perplexity_command(all),
+        quantize_command(all), convert_command(all), inspect_command(all),
+        tokenize_command(all), synth_command(all),   test_ops_command(all)};
     return commands;
 }
 

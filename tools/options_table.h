@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tools/bench.h"
+#include "tools/convert.h"
 #include "tools/inspect.h"
 #include "tools/options.h"
 #include "tools/perplexity.h"
@@ -28,6 +29,7 @@ struct AllOptions {
     BenchOptions bench;
     PerplexityOptions perplexity;
     QuantizeOptions quantize;
+    ConvertOptions convert;
     InspectOptions inspect;
     TokenizeOptions tokenize;
     SynthOptions synth;
@@ -49,6 +51,7 @@ Command perplexity_command(AllOptions& all);
 Command bench_command(AllOptions& all);
 Command test_ops_command(AllOptions& all);
 Command quantize_command(AllOptions& all);
+Command convert_command(AllOptions& all);
 Command inspect_command(AllOptions& all);
 Command tokenize_command(AllOptions& all);
 Command synth_command(AllOptions& all);

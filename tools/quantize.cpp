@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string>
 
+#include "hf/open_model.h"
 #include "tools/terminal.h"
 
 namespace tessera {
@@ -59,7 +60,7 @@ void print_summary(const GgufFile& file, const std::vector<TensorChoice>& plan) 
 
 int run_quantize(const QuantizeOptions& options) {
     const auto start = std::chrono::steady_clock::now();
-    const GgufFile file = GgufFile::open(options.input);
+    const GgufFile file = open_model(options.input);
     const std::vector<TensorChoice> plan = plan_quantize(file, options);
     if (options.dry_run) {
         print_plan(plan);

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "engine/vocab_from_gguf.h"
+#include "hf/open_model.h"
 #include "text/tokenizer.h"
 
 namespace tessera {
@@ -35,7 +36,7 @@ void print(const std::string& text) {
 
 int run_tokenize(const TokenizeOptions& options) {
     const std::string text = read_text(options);
-    const GgufFile file = GgufFile::open(options.model);
+    const GgufFile file = open_model(options.model);
     const Tokenizer tokenizer(vocab_from_gguf(file), options.model);
     const std::vector<int32_t> ids = tokenizer.encode(text, options.add_bos, options.parse_special);
     if (options.ids_only) {

@@ -9,7 +9,7 @@ _tessera() {
     fi
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
-        COMPREPLY=($(compgen -W 'run bench perplexity quantize inspect tokenize synth test-ops help --version --completion' -- "$word"))
+        COMPREPLY=($(compgen -W 'run bench perplexity quantize convert inspect tokenize synth test-ops help --version --completion' -- "$word"))
         return
     fi
     case "${COMP_WORDS[1]}" in
@@ -35,6 +35,10 @@ _tessera() {
         --repeat-penalty) return ;;
         --presence-penalty) return ;;
         --frequency-penalty) return ;;
+        --spec-type) COMPREPLY=($(compgen -W 'none draft-mtp' -- "$word")); return ;;
+        --spec-draft-n-max|--draft-max) return ;;
+        --spec-draft-p-min|--draft-p-min) return ;;
+        -ctxcp|--ctx-checkpoints) return ;;
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'cpu reference' -- "$word")); return ;;
@@ -44,7 +48,7 @@ _tessera() {
         -ngl|--gpu-layers|--n-gpu-layers) return ;;
         -co|--color) COMPREPLY=($(compgen -W 'auto on off' -- "$word")); return ;;
         esac
-        flags='--help -m --model -c --ctx-size -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -p --prompt -f --file -sys --system-prompt -sysf --system-prompt-file -n --predict --n-predict -r --reverse-prompt --stop -e --escape --no-escape --ignore-eos -sp --special --display-prompt --no-display-prompt --verbose-prompt -cnv --conversation -no-cnv --no-conversation -st --single-turn --chat-template --chat-template-file --chat-template-kwargs --jinja -s --seed --temp --temperature --top-k --top-p --min-p --repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty -t --threads --act --backend --isa -fa --flash-attn -lm --load-mode -ngl --gpu-layers --n-gpu-layers -co --color --perf --no-perf -v --verbose'
+        flags='--help -m --model -c --ctx-size -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -p --prompt -f --file -sys --system-prompt -sysf --system-prompt-file -n --predict --n-predict -r --reverse-prompt --stop -e --escape --no-escape --ignore-eos -sp --special --display-prompt --no-display-prompt --verbose-prompt -cnv --conversation -no-cnv --no-conversation -st --single-turn --chat-template --chat-template-file --chat-template-kwargs --jinja -s --seed --temp --temperature --top-k --top-p --min-p --repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty --spec-type --spec-draft-n-max --draft-max --spec-draft-p-min --draft-p-min --spec-draft-adaptive --no-spec-draft-adaptive -ctxcp --ctx-checkpoints -t --threads --act --backend --isa -fa --flash-attn -lm --load-mode -ngl --gpu-layers --n-gpu-layers -co --color --perf --no-perf -v --verbose'
         words='' ;;
     bench)
         case "$prev" in
@@ -103,6 +107,13 @@ _tessera() {
         esac
         flags='--help --pure --allow-requantize --leave-output-tensor --output-tensor-type --token-embedding-type --tensor-type --scale-policy --override-kv --dry-run -t --threads'
         words='NVFP4 MXFP4 MXFP4_MOE Q8_0 BF16 F16 F32 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q4_K_M Q4_K_S Q5_K Q5_K_M Q5_K_S Q6_K COPY' ;;
+    convert)
+        case "$prev" in
+        --outtype) COMPREPLY=($(compgen -W 'auto bf16 f16 f32' -- "$word")); return ;;
+        -t|--threads) return ;;
+        esac
+        flags='--help --outtype --outfile -t --threads'
+        words='' ;;
     inspect)
         case "$prev" in
         -c|--ctx-size) return ;;
@@ -133,7 +144,7 @@ _tessera() {
         -t|--threads) return ;;
         esac
         flags='--help --type -s --seed --vocab-from -t --threads'
-        words='llama qwen2 qwen3 tiny 135m 1b 8b' ;;
+        words='llama qwen2 qwen3 qwen3moe qwen35 qwen35moe tiny 135m 1b 8b qwen3-30b-a3b 0.8b qwen3.5-27b qwen3.6-35b-a3b' ;;
     test-ops)
         case "$prev" in
         -o|--op) return ;;
@@ -146,7 +157,7 @@ _tessera() {
         esac
         flags='--help -o --op -p --params -b --backend -t --threads --act --isa --output'
         words='test perf support' ;;
-    help) words='run bench perplexity quantize inspect tokenize synth test-ops help' flags='--man --markdown' ;;
+    help) words='run bench perplexity quantize convert inspect tokenize synth test-ops help' flags='--man --markdown' ;;
     --completion) words='bash zsh fish' ;;
     esac
     case "$word" in

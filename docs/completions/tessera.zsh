@@ -6,6 +6,7 @@ _tessera() {
         'bench:measure speed and memory as llama-bench does'
         'perplexity:measure how well a model predicts a text'
         'quantize:write a model in another number format'
+        'convert:write a Hugging Face folder as one GGUF file'
         'inspect:show keys, tensors and memory need of a model'
         'tokenize:show the tokens of a text'
         'synth:write a random model of a given shape'
@@ -82,6 +83,15 @@ _tessera() {
             '*--repeat-penalty=[divides logits of repeated tokens]:X:' \
             '*--presence-penalty=[taken off repeated tokens once]:X:' \
             '*--frequency-penalty=[taken off repeated tokens every time]:X:' \
+            '*--spec-type=[guess tokens ahead and verify them together; the answer stays the same]:NAME:(none draft-mtp)' \
+            '*--spec-draft-n-max=[most guesses at a time]:N:' \
+            '*--draft-max=[most guesses at a time]:N:' \
+            '*--spec-draft-p-min=[guess no further than tokens of this probability]:X:' \
+            '*--draft-p-min=[guess no further than tokens of this probability]:X:' \
+            '*--spec-draft-adaptive[fewer guesses or none while they do not pay]' \
+            '*--no-spec-draft-adaptive[fewer guesses or none while they do not pay]' \
+            '*-ctxcp[states kept of a recurrent model'\''s prompt, for chats]:N:' \
+            '*--ctx-checkpoints=[states kept of a recurrent model'\''s prompt, for chats]:N:' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
@@ -203,6 +213,14 @@ _tessera() {
             '::OUT.gguf:_files' \
             '::TYPE:(NVFP4 MXFP4 MXFP4_MOE Q8_0 BF16 F16 F32 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q4_K_M Q4_K_S Q5_K Q5_K_M Q5_K_S Q6_K COPY)' \
             '::THREADS:_files' ;;
+    convert)
+        _arguments -S '--help[show the flags]' \
+            '*--outtype=[format of the matrices that are not quantized; auto\: as they are]:TYPE:(auto bf16 f16 f32)' \
+            '*--outfile=[as OUT.gguf]:FILE:_files' \
+            '*-t[threads of the CPU]:N:' \
+            '*--threads=[threads of the CPU]:N:' \
+            ':FOLDER:_files' \
+            '::OUT.gguf:_files' ;;
     inspect)
         _arguments -S '--help[show the flags]' \
             '*--json[as one JSON object]' \
@@ -255,8 +273,8 @@ _tessera() {
             '*--vocab-from=[take the tokenizer of this model instead of one token per byte]:FILE:_files' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
-            ':ARCH:(llama qwen2 qwen3)' \
-            ':SHAPE:(tiny 135m 1b 8b)' \
+            ':ARCH:(llama qwen2 qwen3 qwen3moe qwen35 qwen35moe)' \
+            ':SHAPE:(tiny 135m 1b 8b qwen3-30b-a3b 0.8b qwen3.5-27b qwen3.6-35b-a3b)' \
             ':OUT.gguf:_files' ;;
     test-ops)
         _arguments -S '--help[show the flags]' \
@@ -273,7 +291,7 @@ _tessera() {
             '*--output=[what to print on stdout]:FORMAT:(console csv jsonl)' \
             '::test|perf|support:(test perf support)' ;;
     help)
-        _arguments --man --markdown '::command:(run bench perplexity quantize inspect tokenize synth test-ops help)' ;;
+        _arguments --man --markdown '::command:(run bench perplexity quantize convert inspect tokenize synth test-ops help)' ;;
     --completion)
         compadd bash zsh fish ;;
     esac

@@ -9,6 +9,7 @@
 
 #include "engine/engine_impl.h"
 #include "engine/machine.h"
+#include "hf/open_model.h"
 
 namespace tessera {
 
@@ -173,8 +174,7 @@ void Engine::Impl::take_pages(Sequence& sequence, int32_t tokens) {
     }
 }
 
-Engine::Engine(const EngineOptions& options)
-    : Engine(options, GgufFile::open(options.model_path)) {}
+Engine::Engine(const EngineOptions& options) : Engine(options, open_model(options.model_path)) {}
 
 Engine::Engine(const EngineOptions& options, GgufFile file)
     : impl_(std::make_unique<Impl>(options)) {

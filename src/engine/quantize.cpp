@@ -74,7 +74,9 @@ bool stays(const GgufTensor& tensor, const QuantizeOptions& options) {
                                                             "token_types",
                                                             "attn_rel_b.weight"};
     const std::string_view name = tensor.name;
-    if (options.target->file_type < 0 || tensor.rank < 2) return true;
+    const bool is_vector = tensor.elements() == tensor.shape[0];
+    if (options.target->file_type < 0 || is_vector) return true;
+    if (options.keep_quantized && is_block_format(tensor.dtype)) return true;
     if (!name.ends_with("weight") || (options.leave_output && name == "output.weight")) return true;
     return std::any_of(kKept.begin(), kKept.end(),
                        [&](std::string_view part) { return contains(name, part); });
@@ -263,6 +265,7 @@ class Converter {
 
     void convert(const TensorChoice& choice) {
         const GgufTensor& tensor = *choice.tensor;
+        data_ = tensor_bytes(tensor, buffer_).data();
         std::vector<float> scales;
         if (choice.own_scale) scales = matrix_scales(tensor);
         if (choice.target == tensor.dtype) {
@@ -276,13 +279,13 @@ class Converter {
 
   private:
     const std::byte* row_data(const GgufTensor& tensor, int64_t row) const {
-        return tensor.data + row * dtype_bytes(tensor.dtype, tensor.shape[0]);
+        return data_ + row * dtype_bytes(tensor.dtype, tensor.shape[0]);
     }
 
     void copy(const GgufTensor& tensor) {
         for (int64_t offset = 0; offset < tensor.bytes; offset += kSlabBytes) {
             const int64_t bytes = std::min(kSlabBytes, tensor.bytes - offset);
-            writer_.write(tensor.data + offset, bytes);
+            writer_.write(data_ + offset, bytes);
             advance(bytes);
         }
     }
@@ -344,7 +347,9 @@ class Converter {
     void write_scales(const GgufTensor& tensor, std::vector<float>& scales) {
         if (const GgufTensor* before = file_.find_tensor(scale_name(tensor.name))) {
             std::vector<float> factors(static_cast<size_t>(before->elements()));
-            dequantize_row(before->dtype, before->data, before->elements(), factors.data());
+            std::vector<std::byte> buffer;
+            dequantize_row(before->dtype, tensor_bytes(*before, buffer).data(), before->elements(),
+                           factors.data());
             for (size_t i = 0; i < scales.size(); ++i)
                 scales[i] *= factors[factors.size() == 1 ? 0 : i];
         }
@@ -365,6 +370,8 @@ class Converter {
     int64_t done_ = 0;
     RowWorkers workers_;
     std::vector<std::byte> slab_;
+    const std::byte* data_ = nullptr;  ///< of the current tensor
+    std::vector<std::byte> buffer_;    ///< where it is produced, if it is
 };
 
 void write_keys(const GgufFile& file, const QuantizeOptions& options, GgufWriter& writer) {
@@ -372,7 +379,10 @@ void write_keys(const GgufFile& file, const QuantizeOptions& options, GgufWriter
         if (entry.key.starts_with("split.")) continue;
         writer.set(entry.key, entry.value);
     }
-    if (options.target->file_type >= 0) {
+    const auto is_block = [](const GgufTensor& tensor) { return is_block_format(tensor.dtype); };
+    const bool keeps = options.keep_quantized &&
+                       std::any_of(file.tensors().begin(), file.tensors().end(), is_block);
+    if (options.target->file_type >= 0 && !keeps) {
         writer.set_u32("general.quantization_version", 2);
         writer.set_u32("general.file_type", static_cast<uint32_t>(options.target->file_type));
     }

@@ -42,6 +42,7 @@ struct QuantizeOptions {
     std::vector<std::pair<std::string, GgufValue>> kv_overrides;
     bool pure = false;              ///< one format for every matrix
     bool allow_requantize = false;  ///< from formats that are already quantized
+    bool keep_quantized = false;    ///< what is in a block format stays as it is
     bool leave_output = false;      ///< output.weight stays as it is
     bool dry_run = false;           ///< plan only
 };

@@ -13,11 +13,24 @@
 #include "gguf/messages.h"
 
 namespace tessera {
+namespace {
+
+constexpr uint32_t kAlignmentOfParts = 32;
+
+}  // namespace
+
+std::span<const std::byte> tensor_bytes(const GgufTensor& tensor, std::vector<std::byte>& buffer) {
+    if (!tensor.produce) return {tensor.data, static_cast<size_t>(tensor.bytes)};
+    buffer.resize(static_cast<size_t>(tensor.bytes));
+    tensor.produce(buffer);
+    return buffer;
+}
 
 struct GgufFile::Impl {
     std::string path;
     GgufContents contents;
-    std::vector<MappedFile> mappings;  ///< none when the caller keeps the bytes
+    std::vector<MappedFile> mappings;    ///< none when the caller keeps the bytes
+    std::vector<SafetensorsFile> files;  ///< of a file from parts
     int64_t file_bytes = 0;
     std::unordered_map<std::string_view, size_t> key_index;
     std::unordered_map<std::string_view, size_t> tensor_index;
@@ -77,6 +90,27 @@ GgufFile GgufFile::parse(std::span<const std::byte> bytes, const std::string& na
     impl->contents = parse_gguf(bytes, name);
     impl->file_bytes = static_cast<int64_t>(bytes.size());
     impl->build_indices();
+    return GgufFile(std::move(impl));
+}
+
+GgufFile GgufFile::from_parts(GgufParts parts) {
+    auto impl = std::make_unique<Impl>();
+    impl->path = std::move(parts.path);
+    impl->contents.key_values = std::move(parts.key_values);
+    impl->contents.tensors = std::move(parts.tensors);
+    impl->contents.alignment = kAlignmentOfParts;
+    impl->files = std::move(parts.files);
+    for (GgufTensor& tensor : impl->contents.tensors) {
+        check((tensor.data != nullptr) != (tensor.produce != nullptr),
+              "a tensor has data or is produced");
+        tensor.bytes =
+            dtype_bytes(tensor.dtype, tensor.shape[0]) * (tensor.elements() / tensor.shape[0]);
+    }
+    for (const SafetensorsFile& file : impl->files) impl->file_bytes += file.file_bytes();
+    impl->build_indices();
+    check(impl->key_index.size() == impl->contents.key_values.size() &&
+              impl->tensor_index.size() == impl->contents.tensors.size(),
+          "keys and tensors have names of their own");
     return GgufFile(std::move(impl));
 }
 
@@ -187,7 +221,7 @@ const std::vector<std::string>* GgufFile::get_string_array(std::string_view key)
 
 void GgufFile::release_pages(const GgufTensor& tensor) const {
     // Memory that the caller owns is not a file's, and its contents would be lost.
-    if (impl_->mappings.empty()) return;
+    if (tensor.data == nullptr || (impl_->mappings.empty() && impl_->files.empty())) return;
     release_whole_pages({tensor.data, static_cast<size_t>(tensor.bytes)});
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "gguf/safetensors.h"
 
 namespace tessera {
 
@@ -59,7 +61,21 @@ struct GgufTensor {
     std::array<int64_t, 4> shape{1, 1, 1, 1};
     int64_t bytes = 0;
     const std::byte* data = nullptr;  ///< into the mapping; 1-byte alignment must be assumed
+    /// Instead of `data`, in a file from parts: writes the `bytes` bytes, which are computed each
+    /// time. May throw UserError(kModel), may be called by one thread at a time.
+    std::function<void(std::span<std::byte> out)> produce{};
     int64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
+};
+
+/// The data of a tensor: a view of the file, or of `buffer` after they were produced into it.
+std::span<const std::byte> tensor_bytes(const GgufTensor& tensor, std::vector<std::byte>& buffer);
+
+/// A model that comes from files of another kind.
+struct GgufParts {
+    std::string path;  ///< what messages call it
+    std::vector<GgufKeyValue> key_values;
+    std::vector<GgufTensor> tensors;     ///< `data` or `produce` is set, `bytes` need not be
+    std::vector<SafetensorsFile> files;  ///< what `data` and `produce` refer to
 };
 
 /// An open model: one file or all shards of a split one, memory-mapped read-only.
@@ -71,6 +87,8 @@ class GgufFile {
     /// Parses bytes that the caller keeps alive (tests, fuzzing). `name` is used in messages. No
     /// splits.
     static GgufFile parse(std::span<const std::byte> bytes, const std::string& name);
+    /// Keys and tensor names must be unique. Its version() is 0.
+    static GgufFile from_parts(GgufParts parts);
     GgufFile(GgufFile&&) noexcept;
     GgufFile& operator=(GgufFile&&) noexcept;
     ~GgufFile();
@@ -97,6 +115,7 @@ class GgufFile {
     const std::vector<std::string>* get_string_array(std::string_view key) const;
 
     /// Tells the kernel that the pages under this tensor are not needed soon (they were repacked).
+    /// Produced tensors do that themselves.
     void release_pages(const GgufTensor& tensor) const;
 
   private:

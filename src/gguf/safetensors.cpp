@@ -97,12 +97,14 @@ void check_cover(const std::vector<Entry>& entries, uint64_t data_bytes, const s
 
 struct SafetensorsFile::Impl {
     std::string path;
+    int64_t file_bytes = 0;
     std::optional<MappedFile> mapping;  ///< none when the caller keeps the bytes
     std::vector<SafetensorsTensor> tensors;
     std::map<std::string, std::string, std::less<>> metadata;
     std::unordered_map<std::string_view, size_t> index;
 
     void read(std::span<const std::byte> bytes) {
+        file_bytes = static_cast<int64_t>(bytes.size());
         const std::string_view text = header_text(bytes, path);
         SafetensorsHeader header = parse_safetensors_header(text, path);
         const std::span<const std::byte> data = bytes.subspan(kLengthBytes + text.size());
@@ -139,6 +141,10 @@ const std::string& SafetensorsFile::path() const {
     return impl_->path;
 }
 
+int64_t SafetensorsFile::file_bytes() const {
+    return impl_->file_bytes;
+}
+
 std::span<const SafetensorsTensor> SafetensorsFile::tensors() const {
     return impl_->tensors;
 }
@@ -152,6 +158,10 @@ std::optional<std::string> SafetensorsFile::metadata(std::string_view key) const
     const auto found = impl_->metadata.find(key);
     if (found == impl_->metadata.end()) return std::nullopt;
     return found->second;
+}
+
+void SafetensorsFile::release_pages(const SafetensorsTensor& tensor) {
+    release_whole_pages({tensor.data, static_cast<size_t>(tensor.bytes)});
 }
 
 }  // namespace tessera

@@ -58,11 +58,16 @@ class SafetensorsFile {
     ~SafetensorsFile();
 
     const std::string& path() const;
+    int64_t file_bytes() const;
     /// In the order of the header.
     std::span<const SafetensorsTensor> tensors() const;
     const SafetensorsTensor* find_tensor(std::string_view name) const;
     /// The text under `key` of the `__metadata__` object.
     std::optional<std::string> metadata(std::string_view key) const;
+
+    /// Tells the kernel that the pages under this tensor of an opened (never a parsed) file are not
+    /// needed soon.
+    static void release_pages(const SafetensorsTensor& tensor);
 
   private:
     struct Impl;

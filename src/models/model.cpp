@@ -85,7 +85,8 @@ std::vector<float> read_scale(const GgufFile& file, const std::string& tensor, i
             fail(file, fmt::format("tensor '{}' has {} elements of {}, expected {} of F32", name,
                                    scale->elements(), dtype_info(scale->dtype).name, count));
         std::vector<float> values(static_cast<size_t>(count));
-        dequantize_row(DType::kF32, scale->data, count, values.data());
+        std::vector<std::byte> buffer;
+        dequantize_row(DType::kF32, tensor_bytes(*scale, buffer).data(), count, values.data());
         for (const float value : values)
             if (!std::isfinite(value))
                 fail(file, fmt::format("tensor '{}' holds the scale {}", name, value));
@@ -100,6 +101,7 @@ int32_t expert_count(const WeightRow& row) {
 
 HostWeight host_weight(const WeightRow& row,
                        const GgufTensor& tensor,
+                       const std::byte* data,
                        std::span<const float> scale) {
     const size_t last = row.shape.size() - 1;
     return {.name = row.tensor,
@@ -107,7 +109,7 @@ HostWeight host_weight(const WeightRow& row,
             .rows = row.shape[last - 1],
             .cols = row.shape[last],
             .experts = expert_count(row),
-            .data = tensor.data,
+            .data = data,
             .scales = scale};
 }
 
@@ -118,10 +120,14 @@ Tensor vector_tensor(std::byte* memory, const WeightRow& row) {
 }
 
 /// Small F32 vectors (norm gains, biases, taps of a convolution) live as they are.
-Tensor load_vector(const GgufTensor& tensor, const WeightRow& row, Ops& ops) {
+Tensor load_vector(const GgufTensor& tensor,
+                   const WeightRow& row,
+                   Ops& ops,
+                   std::vector<std::byte>& buffer) {
     const int64_t count = tensor.elements();
     std::byte* memory = ops.allocate(static_cast<size_t>(count) * sizeof(float));
-    dequantize_row(tensor.dtype, tensor.data, count, reinterpret_cast<float*>(memory));
+    dequantize_row(tensor.dtype, tensor_bytes(tensor, buffer).data(), count,
+                   reinterpret_cast<float*>(memory));
     return vector_tensor(memory, row);
 }
 
@@ -171,8 +177,8 @@ int64_t planned_weight_bytes(const GgufFile& file, Model& model, const Ops& ops)
         const GgufTensor* tensor = find_checked(file, row);
         if (tensor == nullptr) continue;
         if (row.matrix != nullptr) {
-            bytes += ops.upload_bytes(host_weight(row, *tensor, {}));
-            const HostWeight host = host_weight(row, *tensor, {});
+            const HostWeight host = host_weight(row, *tensor, tensor->data, {});
+            bytes += ops.upload_bytes(host);
             *row.matrix = {.format = tensor->dtype,
                            .rows = host.rows,
                            .cols = host.cols,
@@ -194,15 +200,17 @@ void load_weights(const GgufFile& file,
     refuse_unknown_tensors(file, rows);
     const int64_t total = model.info().tensor_bytes;
     int64_t done = 0;
+    std::vector<std::byte> buffer;  // of a produced tensor
     for (const WeightRow& row : rows) {
         const GgufTensor* tensor = find_checked(file, row);
         if (tensor == nullptr) continue;
         if (row.matrix != nullptr) {
             const std::vector<float> scale = read_scale(file, row.tensor, expert_count(row));
-            *row.matrix = ops.upload(host_weight(row, *tensor, scale));
+            *row.matrix =
+                ops.upload(host_weight(row, *tensor, tensor_bytes(*tensor, buffer).data(), scale));
             file.release_pages(*tensor);
         } else if (row.vector != nullptr) {
-            *row.vector = load_vector(*tensor, row, ops);
+            *row.vector = load_vector(*tensor, row, ops, buffer);
         }
         done += tensor->bytes;
         if (progress) progress(done, total);
