@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -12,56 +11,12 @@
 
 #include "core/codec.h"
 #include "core/error.h"
-#include "core/nearest.h"
 #include "gguf/gguf_writer.h"
 #include "models/model.h"
+#include "models/synth_shapes.h"
 
 namespace tessera {
 namespace {
-
-struct Shape {
-    std::string_view name;
-    int32_t layers, width, heads, kv_heads, head_size, ffn, vocab, context;
-    bool tied;
-};
-
-/// Sizes of well-known models: SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B.
-constexpr std::array kShapes{
-    Shape{"tiny", 2, 256, 4, 2, 64, 512, 512, 2048, false},
-    Shape{"135m", 30, 576, 9, 3, 64, 1536, 49152, 8192, true},
-    Shape{"1b", 16, 2048, 32, 8, 64, 8192, 128256, 131072, true},
-    Shape{"8b", 32, 4096, 32, 8, 128, 14336, 128256, 131072, false},
-};
-
-/// What an architecture adds to the common keys.
-struct Architecture {
-    std::string_view name;
-    float rope_base;
-    bool biases;  ///< the optional rows ending in .bias are made, too
-};
-
-constexpr std::array kArchitectures{
-    Architecture{"llama", 500000.0f, false},
-    Architecture{"qwen2", 1000000.0f, true},
-    Architecture{"qwen3", 1000000.0f, false},
-};
-
-template <class Rows>
-std::vector<std::string_view> names_of(const Rows& rows) {
-    std::vector<std::string_view> names;
-    for (const auto& row : rows) names.push_back(row.name);
-    return names;
-}
-
-template <class Rows>
-const auto& find_row(const Rows& rows, std::string_view what, std::string_view name) {
-    for (const auto& row : rows)
-        if (row.name == name) return row;
-    const std::string near = nearest_name(name, names_of(rows));
-    throw UserError(ExitCode::kUsage,
-                    fmt::format("unknown {} '{}'{}", what, name,
-                                near.empty() ? "" : fmt::format("; did you mean {}?", near)));
-}
 
 /// Finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection that scrambles every bit.
 uint64_t scramble(uint64_t x) {
@@ -96,17 +51,33 @@ struct Distribution {
     float deviation = 1.0f;
 };
 
+bool has(std::string_view name, std::string_view part) {
+    return name.find(part) != std::string_view::npos;
+}
+
 Distribution distribution_of(const WeightRow& row, int32_t layers) {
-    if (row.shape.size() == 1) {
-        const bool gain = row.tensor.find("norm") != std::string::npos;
-        return {gain ? 1.0f : 0.0f, 0.1f};
-    }
-    if (row.tensor == "token_embd.weight") return {0.0f, 1.0f};
+    const std::string_view name = row.tensor;
+    // The logarithm of what a state forgets per unit of time, and a time step whose softplus is
+    // small more often than not: some heads forget at once, some hardly ever.
+    if (name.ends_with("ssm_a")) return {0.0f, 0.8f};
+    if (name.ends_with("ssm_dt.bias")) return {-2.0f, 1.0f};
+    if (row.shape.size() == 1) return {has(name, "norm") ? 1.0f : 0.0f, 0.1f};
+    if (name == "token_embd.weight") return {0.0f, 1.0f};
     const float deviation = 1.0f / std::sqrt(static_cast<float>(row.shape.back()));
-    const bool to_residual = row.tensor.find("attn_output") != std::string::npos ||
-                             row.tensor.find("ffn_down") != std::string::npos;
+    const bool to_residual =
+        has(name, "attn_output") || has(name, "ffn_down") || has(name, "ssm_out");
     const float depth = std::sqrt(2.0f * static_cast<float>(layers));
     return {0.0f, to_residual ? deviation / depth : deviation};
+}
+
+int64_t rows_of(const WeightRow& row) {
+    int64_t rows = 1;
+    for (size_t i = 0; i + 1 < row.shape.size(); ++i) rows *= row.shape[i];
+    return rows;
+}
+
+int64_t experts_of(const WeightRow& row) {
+    return row.shape.size() == 3 ? row.shape.front() : 1;
 }
 
 // ---- vocabulary ----
@@ -189,8 +160,8 @@ class Builder {
   public:
     explicit Builder(const SynthSpec& spec)
         : spec_(spec),
-          shape_(find_row(kShapes, "shape", spec.shape)),
-          architecture_(find_row(kArchitectures, "architecture", spec.architecture)) {
+          architecture_(find_synth_architecture(spec.architecture)),
+          shape_(find_synth_shape(architecture_, spec.shape)) {
         if (!spec.vocab_from.empty()) vocabulary_.emplace(GgufFile::open(spec.vocab_from));
         vocab_ = shape_.vocab;
         if (vocabulary_) {
@@ -200,7 +171,8 @@ class Builder {
                                 spec.vocab_from + ": key 'tokenizer.ggml.tokens' is missing");
             vocab_ = static_cast<int32_t>(tokens->size());
         }
-        for (const int32_t cols : {shape_.width, shape_.ffn, shape_.heads * shape_.head_size})
+        for (const int32_t cols : {shape_.width, architecture_.experts ? 0 : shape_.ffn,
+                                   shape_.heads * shape_.head_size})
             check_width(cols);
         choose_rows();
     }
@@ -210,8 +182,10 @@ class Builder {
         int64_t total = 0;
         for (const WeightRow& row : rows_) {
             std::vector<int64_t> shape(row.shape.rbegin(), row.shape.rend());
+            while (shape.size() > 1 && shape.back() == 1) shape.pop_back();
             writer.add_tensor(row.tensor, type_of(row), shape);
-            if (has_scale(row)) writer.add_tensor(scale_name(row.tensor), DType::kF32, {1});
+            if (has_scale(row))
+                writer.add_tensor(scale_name(row.tensor), DType::kF32, {experts_of(row)});
             total += bytes_of(row);
         }
         writer.begin_data();
@@ -219,8 +193,10 @@ class Builder {
         for (const WeightRow& row : rows_) {
             write_tensor(writer, row);
             if (has_scale(row)) {
-                const float scale = distribution_of(row, shape_.layers).deviation;
-                writer.write(reinterpret_cast<const std::byte*>(&scale), sizeof(scale));
+                const std::vector<float> scales(static_cast<size_t>(experts_of(row)),
+                                                distribution_of(row, shape_.layers).deviation);
+                writer.write(reinterpret_cast<const std::byte*>(scales.data()),
+                             experts_of(row) * int64_t{sizeof(float)});
             }
             done += bytes_of(row);
             if (progress) progress(done, total);
@@ -249,11 +225,13 @@ class Builder {
         writer.write(reinterpret_cast<const std::byte*>(zeros.data()), int64_t{vocab_} * 4);
         writer.finish();
         const GgufFile file = GgufFile::parse(bytes, "synth");
-        for (WeightRow& row : make_model(file)->weights()) {
+        const std::unique_ptr<Model> model = make_model(file, {.draft = architecture_.hybrid});
+        for (WeightRow& row : model->weights()) {
             const bool bias = row.tensor.ends_with(".bias") && architecture_.biases &&
                               row.tensor.find("attn_output") == std::string::npos;
-            if (row.required || bias || (row.tensor == "output.weight" && !shape_.tied))
-                rows_.push_back(std::move(row));
+            const bool draft_norm = row.tensor.ends_with("nextn.shared_head_norm.weight");
+            const bool head = row.tensor == "output.weight" && !shape_.tied;
+            if (row.required || bias || draft_norm || head) rows_.push_back(std::move(row));
         }
     }
 
@@ -267,28 +245,67 @@ class Builder {
         writer.set_string("general.size_label", std::string(shape_.name));
         writer.set_u32("general.file_type", static_cast<uint32_t>(file_type_of(spec_.type)));
         writer.set_u32("general.quantization_version", 2);
-        number("block_count", shape_.layers);
+        number("block_count", shape_.layers + (architecture_.hybrid ? 1 : 0));
         number("context_length", shape_.context);
         number("embedding_length", shape_.width);
-        number("feed_forward_length", shape_.ffn);
+        if (!architecture_.experts) number("feed_forward_length", shape_.ffn);
         number("attention.head_count", shape_.heads);
         number("attention.head_count_kv", shape_.kv_heads);
         number("attention.key_length", shape_.head_size);
         number("attention.value_length", shape_.head_size);
-        number("rope.dimension_count", shape_.head_size);
+        number("rope.dimension_count", rotary());
         number("vocab_size", vocab_);
-        writer.set_f32(arch + ".attention.layer_norm_rms_epsilon", 1e-5f);
+        if (architecture_.experts) {
+            number("expert_count", shape_.experts.count);
+            number("expert_used_count", shape_.experts.used);
+            number("expert_feed_forward_length", shape_.experts.ffn);
+            if (shape_.experts.shared_ffn > 0)
+                number("expert_shared_feed_forward_length", shape_.experts.shared_ffn);
+        }
+        if (architecture_.hybrid) write_hybrid_keys(writer, arch);
+        writer.set_f32(arch + ".attention.layer_norm_rms_epsilon", architecture_.norm_eps);
         writer.set_f32(arch + ".rope.freq_base", architecture_.rope_base);
         if (!vocabulary_) return write_byte_vocabulary(writer, vocab_);
         for (const GgufKeyValue& entry : vocabulary_->key_values())
             if (entry.key.starts_with("tokenizer.")) writer.set(entry.key, entry.value);
     }
 
-    /// Embedding and output matrix of block formats are kept in Q8_0, as `quantize` does for FP4.
+    /// The hybrids rotate a quarter of each head.
+    int32_t rotary() const {
+        return architecture_.hybrid ? shape_.head_size / 4 : shape_.head_size;
+    }
+
+    void write_hybrid_keys(GgufWriter& writer, const std::string& arch) const {
+        const SynthRecurrence& recurrence = shape_.recurrence;
+        const auto number = [&](const char* key, int32_t value) {
+            writer.set_u32(arch + "." + key, static_cast<uint32_t>(value));
+        };
+        number("nextn_predict_layers", 1);
+        number("full_attention_interval", kSynthAttentionInterval);
+        number("ssm.conv_kernel", 4);
+        number("ssm.state_size", recurrence.head_size);
+        number("ssm.group_count", recurrence.key_heads);
+        number("ssm.time_step_rank", recurrence.value_heads);
+        number("ssm.inner_size", recurrence.value_heads * recurrence.head_size);
+        const int32_t pairs = rotary() / 2;
+        writer.set_i32s(arch + ".rope.dimension_sections",
+                        {(pairs + 2) / 3, (pairs + 1) / 3, pairs / 3, 0});
+    }
+
+    /// Block formats leave out what real files keep finer: embedding and output matrix (as
+    /// `quantize` does for FP4) and the projections of the gates in Q8_0, routers in F32. What does
+    /// not divide into blocks falls back to Q8_0, or to BF16.
     DType type_of(const WeightRow& row) const {
-        if (row.shape.size() == 1) return DType::kF32;
-        const bool edge = row.tensor == "token_embd.weight" || row.tensor == "output.weight";
-        return edge && is_block_format(spec_.type) ? DType::kQ8_0 : spec_.type;
+        const std::string_view name = row.tensor;
+        if (row.matrix == nullptr || has(name, "ffn_gate_inp")) return DType::kF32;
+        if (!is_block_format(spec_.type)) return spec_.type;
+        const auto divides = [&](DType type) {
+            return row.shape.back() % dtype_info(type).block_elements == 0;
+        };
+        const bool fine = name == "token_embd.weight" || name == "output.weight" ||
+                          has(name, "ssm_alpha") || has(name, "ssm_beta");
+        if (!fine && divides(spec_.type)) return spec_.type;
+        return divides(DType::kQ8_0) ? DType::kQ8_0 : DType::kBF16;
     }
 
     /// NVFP4 codes hold N(0, 1); the matrix scale carries the deviation, as in a real file, where
@@ -300,15 +317,14 @@ class Builder {
     }
 
     int64_t bytes_of(const WeightRow& row) const {
-        const int64_t rows = row.shape.size() == 1 ? 1 : row.shape.front();
-        return rows * dtype_bytes(type_of(row), row.shape.back());
+        return rows_of(row) * dtype_bytes(type_of(row), row.shape.back());
     }
 
     void write_tensor(GgufWriter& writer, const WeightRow& row) const {
         constexpr int64_t kSlabBytes = 16 << 20;
         const DType type = type_of(row);
         const int64_t cols = row.shape.back();
-        const int64_t rows = row.shape.size() == 1 ? 1 : row.shape.front();
+        const int64_t rows = rows_of(row);
         const int64_t row_bytes = dtype_bytes(type, cols);
         const int64_t slab_rows = std::clamp<int64_t>(kSlabBytes / row_bytes, 1, rows);
         std::vector<std::byte> slab(static_cast<size_t>(slab_rows * row_bytes));
@@ -331,6 +347,8 @@ class Builder {
             std::vector<float> values(static_cast<size_t>(cols));
             for (int64_t r = next++; r < last; r = next++) {
                 fill_normal(key, r * cols, cols, spread.mean, spread.deviation, values.data());
+                if (row.tensor.ends_with("ssm_a"))
+                    for (float& value : values) value = -std::exp(value);
                 quantize_row(type, values.data(), cols, slab + (r - first) * row_bytes,
                              Nvfp4Policy::kAmax6);
             }
@@ -344,22 +362,14 @@ class Builder {
     }
 
     const SynthSpec& spec_;
-    const Shape& shape_;
-    const Architecture& architecture_;
+    const SynthArchitecture& architecture_;
+    const SynthShape& shape_;
     std::optional<GgufFile> vocabulary_;
     int32_t vocab_ = 0;
     std::vector<WeightRow> rows_;
 };
 
 }  // namespace
-
-std::vector<std::string_view> synth_shapes() {
-    return names_of(kShapes);
-}
-
-std::vector<std::string_view> synth_architectures() {
-    return names_of(kArchitectures);
-}
 
 std::vector<std::byte> synth_gguf(const SynthSpec& spec, const SynthProgress& progress) {
     Builder builder(spec);

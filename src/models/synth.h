@@ -12,11 +12,12 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "models/synth_shapes.h"
 
 namespace tessera {
 
 struct SynthSpec {
-    std::string architecture = "llama";  ///< "llama", "qwen2", "qwen3"
+    std::string architecture = "llama";  ///< see synth_architectures()
     std::string shape = "tiny";          ///< see synth_shapes()
     DType type = DType::kNVFP4;          ///< of the matrices; vectors are F32
     uint64_t seed = 1;
@@ -25,17 +26,15 @@ struct SynthSpec {
     int32_t threads = 0;  ///< 0: one per core
 };
 
-/// Names of the shapes and architectures that SynthSpec accepts.
-std::vector<std::string_view> synth_shapes();
-std::vector<std::string_view> synth_architectures();
-
 /// Called as tensors are made: bytes done and in total.
 using SynthProgress = std::function<void(int64_t done, int64_t total)>;
 
-/// The bytes of the GGUF file. Weights are normal with standard deviation 1 / sqrt(K), those that
-/// write to the residual stream divided by sqrt(2 layers), norm gains 1 + 0.1 N(0, 1), biases
-/// 0.1 N(0, 1), embeddings N(0, 1). UserError(kUsage) for an unknown architecture or shape (naming
-/// the nearest known one) and a type that the shape's widths do not divide by.
+/// The bytes of the GGUF file; hybrid models have a block for multi-token prediction. Weights are
+/// normal with standard deviation 1 / sqrt(K), those that write to the residual stream divided by
+/// sqrt(2 layers), norm gains 1 + 0.1 N(0, 1), biases 0.1 N(0, 1), embeddings N(0, 1), decay rates
+/// -exp(0.8 N(0, 1)), time steps N(0, 1) - 2. Inner matrices that the type's blocks do not divide
+/// are Q8_0 or BF16. UserError(kUsage) for an unknown architecture or shape (naming the nearest
+/// known one) and a type that the shape's widths do not divide by.
 std::vector<std::byte> synth_gguf(const SynthSpec& spec, const SynthProgress& progress);
 
 /// The same, written to a file (complete or not at all).

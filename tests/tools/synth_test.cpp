@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <set>
+#include <string>
 
 #include "core/codec.h"
 #include "core/error.h"
@@ -92,9 +94,11 @@ TEST(Synth, EveryArchitectureAndShapeDescribesAModel) {
     for (const std::string_view arch : synth_architectures()) {
         const std::vector<std::byte> bytes = tiny(std::string(arch), DType::kQ8_0, 1, 2);
         const GgufFile file = GgufFile::parse(bytes, "synth");
-        const std::unique_ptr<Model> model = make_model(file);
+        const bool hybrid = arch.starts_with("qwen35");
+        const std::unique_ptr<Model> model = make_model(file, {.draft = hybrid});
         EXPECT_EQ(model->info().architecture, arch);
-        EXPECT_EQ(model->info().layers, 2);
+        EXPECT_EQ(model->info().layers, hybrid ? 4 : 2);
+        EXPECT_EQ(model->has_draft(), hybrid);
         std::set<std::string> known;
         for (const WeightRow& row : model->weights()) {
             known.insert(row.tensor);
@@ -106,6 +110,49 @@ TEST(Synth, EveryArchitectureAndShapeDescribesAModel) {
         for (const GgufTensor& tensor : file.tensors())
             EXPECT_TRUE(known.contains(tensor.name)) << tensor.name;
     }
+}
+
+// Guards against states that never forget or forget everything, and against gates that are all
+// alike: what a benchmark of such a model would measure is not what a real one does.
+TEST(Synth, RecurrentLayersForgetAtManySpeeds) {
+    const std::vector<std::byte> bytes = tiny("qwen35", DType::kF32, 1, 2);
+    const GgufFile file = GgufFile::parse(bytes, "synth");
+    float lowest = 0, highest = -100;
+    for (const int layer : {0, 1, 2}) {
+        const GgufTensor* rate = file.find_tensor("blk." + std::to_string(layer) + ".ssm_a");
+        ASSERT_NE(rate, nullptr);
+        std::vector<float> values(static_cast<size_t>(rate->elements()));
+        dequantize_row(rate->dtype, rate->data, rate->elements(), values.data());
+        lowest = std::min(lowest, *std::min_element(values.begin(), values.end()));
+        highest = std::max(highest, *std::max_element(values.begin(), values.end()));
+    }
+    EXPECT_GE(lowest, -16.0f);
+    EXPECT_LT(lowest, -1.0f);
+    EXPECT_LT(highest, -0.05f);
+    EXPECT_GT(highest, -1.0f);
+    EXPECT_NEAR(moments_of(file, "blk.0.ssm_conv1d.weight").deviation, 0.5, 0.05);
+    EXPECT_NEAR(moments_of(file, "blk.0.ssm_out.weight").deviation, 1 / std::sqrt(128.0 * 2 * 4),
+                0.001);
+    EXPECT_EQ(file.find_tensor("blk.3.ssm_a"), nullptr);
+    EXPECT_NE(file.find_tensor("blk.4.nextn.eh_proj.weight"), nullptr);
+}
+
+// Guards against matrices in a format whose blocks do not divide them, and against routers and
+// gates that are coarser than in real files.
+TEST(Synth, FormatsFallBackWhereTheyDoNotFit) {
+    const std::vector<std::byte> bytes = tiny("qwen35moe", DType::kQ4_K, 1, 2);
+    const GgufFile file = GgufFile::parse(bytes, "synth");
+    const auto type = [&](const std::string& part) {
+        const GgufTensor* tensor = file.find_tensor("blk.0." + part + ".weight");
+        return tensor == nullptr ? DType::kI8 : tensor->dtype;
+    };
+    EXPECT_EQ(type("ffn_gate_exps"), DType::kQ4_K);
+    EXPECT_EQ(type("ffn_down_exps"), DType::kQ8_0);
+    EXPECT_EQ(type("ssm_out"), DType::kQ8_0);
+    EXPECT_EQ(type("ssm_alpha"), DType::kQ8_0);
+    EXPECT_EQ(type("ffn_gate_inp"), DType::kF32);
+    EXPECT_EQ(type("ffn_gate_inp_shexp"), DType::kF32);
+    EXPECT_EQ(type("ssm_conv1d"), DType::kF32);
 }
 
 TEST(Synth, TakesTheVocabularyOfAnotherModel) {
@@ -133,6 +180,13 @@ TEST(Synth, RefusesWhatItCannotMake) {
     EXPECT_EQ(message({.architecture = "lama"}),
               "unknown architecture 'lama'; did you mean llama?");
     EXPECT_EQ(message({.shape = "2b"}), "unknown shape '2b'; did you mean 1b?");
+    EXPECT_EQ(message({.architecture = "qwen35moe", .shape = "1b"}),
+              "shape '1b' is not one of architecture qwen35moe, which has tiny, qwen3.6-35b-a3b");
+    EXPECT_EQ(message({.architecture = "qwen35", .shape = "qwen3.6-35b-a3b"}),
+              "shape 'qwen3.6-35b-a3b' is not one of architecture qwen35, which has tiny, 0.8b, "
+              "qwen3.5-27b");
+    EXPECT_EQ(message({.architecture = "qwen35", .shape = "qwen3.5-27"}),
+              "unknown shape 'qwen3.5-27'; did you mean qwen3.5-27b?");
     EXPECT_EQ(message({.shape = "135m", .type = DType::kQ4_K}),
               "shape '135m' has matrices of width 576, which Q4_K cannot hold: its blocks have 256 "
               "elements");
