@@ -98,12 +98,13 @@ void delta_shapes(std::vector<OpCase>& cases) {
         int64_t keys, values;
     };
     for (const Heads heads : {Heads{16, 48}, Heads{16, 32}, Heads{16, 16}, Heads{1, 1}}) {
-        append(cases, DeltaCase{.key_heads = heads.keys,
-                                .heads = heads.values,
-                                .key_size = 128,
-                                .size = 128,
-                                .memory = {.runs = {{128, 70}}, .prompt_runs = 1},
-                                .decay = Decay::kMixed});
+        append(cases,
+               DeltaCase{.key_heads = heads.keys,
+                         .heads = heads.values,
+                         .key_size = 128,
+                         .size = 128,
+                         .memory = {.runs = {{128, heads.values > 1 ? 11 : 70}}, .prompt_runs = 1},
+                         .decay = Decay::kMixed});
         append(cases, DeltaCase{.key_heads = heads.keys,
                                 .heads = heads.values,
                                 .key_size = 128,

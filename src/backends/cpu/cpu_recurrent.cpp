@@ -5,6 +5,7 @@
 // No result depends on who takes an item nor on how the rows are shared out, because value rows
 // never meet.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 
@@ -117,7 +118,7 @@ void convolve_block(
         // Also for a tentative batch, whose accepted rows come on top of it.
         std::fill_n(slot, held * count, 0.0f);
     } else {
-        call.kernels.transpose(slot, count, held, history);
+        call.kernels.transpose(slot, held, {count, held, count}, history);
     }
     // Input t of the sequence, t >= -held.
     const auto input = [&](int64_t t) -> const float* {
@@ -193,10 +194,10 @@ DeltaScratch delta_scratch(const RecurrentKernels& kernels,
     DeltaScratch out;
     out.strips = ceil_div(size, kernels.strip_rows);
     out.strip_floats = whole_lines(key_size * kernels.strip_rows);
-    out.key_floats = whole_lines(kChunkTokens * key_size);
+    out.key_floats = kChunkTokens * whole_lines(key_size);
     out.square_floats = kChunkTokens * kChunkTokens;
     out.delta_floats = kChunkTokens * kernels.strip_rows;
-    const int64_t chunk = group * out.strips * out.strip_floats + 3 * out.key_floats +
+    const int64_t chunk = group * out.strips * out.strip_floats + 5 * out.key_floats +
                           4 * out.square_floats + 3 * kChunkTokens + out.delta_floats;
     const int64_t token = whole_lines(kernels.advance_floats(key_size)) + size * key_size;
     out.total = whole_lines(std::max(chunk, token));
@@ -216,9 +217,11 @@ class PromptItem {
             next += floats;
             return taken;
         };
-        keys_ = {.q = take(sizes.key_floats),
-                 .k = take(sizes.key_floats),
-                 .transposed = take(sizes.key_floats),
+        keys_ = {.q_rows = take(sizes.key_floats),
+                 .k_rows = take(sizes.key_floats),
+                 .k_cols = take(sizes.key_floats),
+                 .q_transposed = take(sizes.key_floats),
+                 .k_transposed = take(sizes.key_floats),
                  .kk = take(sizes.square_floats),
                  .qk = take(sizes.square_floats)};
         gates_ = {.solve = take(sizes.square_floats),
@@ -275,8 +278,23 @@ class PromptItem {
     void chunk(const Place& part, int64_t key_head, int64_t begin, int64_t end) {
         call_.kernels.open_chunk(run_of(call_, part, key_head, 0, 0), keys_);
         for (int64_t unit = begin; unit < end; ++unit) {
-            const DeltaRun run =
-                run_of(call_, part, head(key_head, unit), first_row(unit), rows(unit));
+            DeltaRun run = run_of(call_, part, head(key_head, unit), first_row(unit), rows(unit));
+            const bool last = unit + 1 == end;
+            Place ahead = part;
+            if (last) ahead.begin += part.rows;
+            const int64_t exist = std::min<int64_t>(kChunkTokens, call_.v.rows() - ahead.begin);
+            if (exist > 0) {
+                const int64_t next = last ? begin : unit + 1;
+                const DeltaRun then =
+                    run_of(call_, ahead, head(key_head, next), first_row(next), rows(next));
+                upcoming_ = {{{then.v, then.v_stride, then.rows, exist},
+                              {then.out, then.out_stride, then.rows, exist},
+                              {then.q, then.q_stride, call_.key_size, exist},
+                              {then.k, then.k_stride, call_.key_size, exist}}};
+                run.upcoming = upcoming_.data();
+                // The last unit looks ahead to the next chunk, which starts with its keys.
+                run.upcoming_count = last ? 4 : 2;
+            }
             if (unit == begin || unit % sizes_.strips == 0)
                 call_.kernels.open_gates(run, keys_, gates_);
             call_.kernels.run_strip(run, keys_, gates_, deltas_,
@@ -290,6 +308,7 @@ class PromptItem {
     float* deltas_;
     ChunkKeys keys_;
     ChunkGates gates_;
+    std::array<Upcoming, 4> upcoming_;
 };
 
 /// Into how many blocks of value rows the heads are cut so that every thread has work.
@@ -298,7 +317,7 @@ struct Blocks {
 };
 Blocks value_blocks(const RecurrentKernels& kernels, int64_t heads, int64_t size, int32_t threads) {
     const int64_t wanted = heads >= 4 * threads ? 1 : ceil_div(4 * threads, heads);
-    const int64_t rows = ceil_div(ceil_div(size, wanted), kernels.block_rows) * kernels.block_rows;
+    const int64_t rows = ceil_div(ceil_div(size, wanted), kernels.tile_rows) * kernels.tile_rows;
     return {ceil_div(size, rows), rows};
 }
 
@@ -412,7 +431,7 @@ void CpuOps::causal_conv(Exec& ex,
                   float* own = scratch + thread * scratch_floats;
                   const int64_t first = block * kChannelBlock;
                   const int64_t count = std::min(kChannelBlock, channels - first);
-                  call.kernels.transpose(taps.row<float>(first), count, width, own);
+                  call.kernels.transpose(taps.row<float>(first), width, {count, width, count}, own);
                   for (int64_t s = 0; s < batch.sequence_count(); ++s) {
                       const Place place = place_of(batch, s);
                       if (place.rows == 0) continue;

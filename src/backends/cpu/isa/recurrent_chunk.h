@@ -1,12 +1,10 @@
 #pragma once
 // The chunk form of the gated delta rule (ops.h, gated_delta_rule), written once over a register
 // type V. W-free: D is solved from V - exp(G) K S^T directly, so that no second C x C x value-size
-// product is needed. Everything is an outer-product tile of L::kTile tokens (or key elements) by
-// two registers of value rows; an element's sum runs over its terms in rising order whatever the
-// tile, so neither the length of a chunk nor the place of a row shows in the bits. Nothing right
-// of a diagonal is read: a NaN of a later token cannot reach an earlier one. The time goes to the
-// three products of C x key size x value rows, which are bound by multiply-adds; splitting them
-// over fewer lanes (sums along the key) took horizontal sums instead and was slower.
+// product is needed. Everything is an outer-product tile of kTile tokens (or key elements) by two
+// registers of value rows, bound by multiply-adds; an element's sum runs over its terms in rising
+// order whatever the tile, so neither the length of a chunk nor the place of a row shows in the
+// bits. Nothing right of a diagonal is read: a NaN of a later token cannot reach an earlier one.
 // Internal linkage throughout: see isa/vector.h.
 
 #include "backends/cpu/isa/recurrent_generic.h"
@@ -24,7 +22,7 @@ struct Chunk {
     static constexpr int64_t kSquare = kChunkTokens;
     /// exp of it is 0 in every format: decays of -infinity would make differences NaN.
     static constexpr double kLowestDecay = -1e4;
-    static_assert(kSquare % kStrip == 0, "squares are whole tiles");
+    static_assert(kSquare % kStrip == 0 && kWidth % kTile == 0, "squares are whole tiles");
 
     template <int64_t kRows>
     struct Tile {
@@ -33,18 +31,16 @@ struct Chunk {
         TESSERA_INLINE void clear() {
             for (int64_t r = 0; r < kRows; ++r) at[r][0] = at[r][1] = V::zero();
         }
-        /// at[r] += sum_i left[r * row_stride + i * step] * right[i * right_stride ..].
+        /// at[r] += sum_i left[i * kTile + r] * right[i * stride ..].
         TESSERA_INLINE void add_product(const float* left,
-                                        int64_t row_stride,
-                                        int64_t step,
                                         const float* right,
-                                        int64_t right_stride,
+                                        int64_t stride,
                                         int64_t count) {
             for (int64_t i = 0; i < count; ++i) {
-                const F first = V::load(right + i * right_stride);
-                const F second = V::load(right + i * right_stride + kWidth);
+                const F first = V::load(right + i * stride);
+                const F second = V::load(right + i * stride + kWidth);
                 for (int64_t r = 0; r < kRows; ++r) {
-                    const F element = V::set(left[r * row_stride + i * step]);
+                    const F element = V::set(left[i * kTile + r]);
                     at[r][0] = V::fmadd(element, first, at[r][0]);
                     at[r][1] = V::fmadd(element, second, at[r][1]);
                 }
@@ -78,64 +74,92 @@ struct Chunk {
         for (; row < rows; ++row) body(row, Rows<1>{});
     }
 
-    /// out[i][j] = left_i . k_j for j <= i, in whole tiles of columns.
-    static void square(const float* left, const ChunkKeys& keys, const DeltaRun& run, float* out) {
+    /// Where element `i` of rows kept in tiles stands: tile after tile, `depth` entries each.
+    static int64_t in_tile(int64_t i, int64_t depth) {
+        return i / kTile * kTile * depth + i % kTile;
+    }
+
+    /// out[j][i] = right_i . k_j for i >= j, in whole tiles of columns.
+    static void square(const DeltaRun& run, const float* k_rows, const float* right, float* out) {
         over_rows(
             run.tokens, [&](int64_t row, auto rows) __attribute__((always_inline)) {
-                for (int64_t col = 0; col < row + rows.kRows; col += kStrip) {
+                for (int64_t col = row / kStrip * kStrip; col < run.tokens; col += kStrip) {
                     Tile<rows.kRows> tile;
                     tile.clear();
-                    tile.add_product(left + row * run.key_size, run.key_size, 1,
-                                     keys.transposed + col, kSquare, run.key_size);
+                    tile.add_product(k_rows + in_tile(row, run.key_size), right + col, kSquare,
+                                     run.key_size);
                     tile.store(out + row * kSquare + col, kSquare);
                 }
             });
     }
 
-    static void open_chunk(const DeltaRun& run, const ChunkKeys& keys) {
+    /// [tokens][key size] to [key size][kChunkTokens], zeros behind the tokens, and to tiles.
+    static void pack_rows(
+        const float* x, int64_t stride, const DeltaRun& run, float* transposed, float* tiles) {
         const int64_t size = run.key_size;
-        for (int64_t t = 0; t < run.tokens; ++t) {
-            Recurrence<V>::copy(run.q + t * run.q_stride, size, keys.q + t * size);
-            Recurrence<V>::copy(run.k + t * run.k_stride, size, keys.k + t * size);
+        Recurrence<V>::transpose(x, stride, {run.tokens, size, kSquare}, transposed);
+        for (int64_t i = 0; run.tokens < kSquare && i < size; ++i)
+            for (int64_t t = run.tokens; t < kSquare; ++t) transposed[i * kSquare + t] = 0.0f;
+        for (int64_t t = 0; t < run.tokens; t += kTile)
+            for (int64_t i = 0; i < size; ++i)
+                std::memcpy(tiles + t * size + i * kTile, transposed + i * kSquare + t,
+                            kTile * sizeof(float));
+    }
+
+    static void open_chunk(const DeltaRun& run, const ChunkKeys& keys) {
+        pack_rows(run.q, run.q_stride, run, keys.q_transposed, keys.q_rows);
+        pack_rows(run.k, run.k_stride, run, keys.k_transposed, keys.k_rows);
+        for (int64_t i = 0; i < run.key_size; i += kTile) {
+            const int64_t live = run.key_size - i < kTile ? run.key_size - i : kTile;
+            for (int64_t t = 0; t < run.tokens; ++t)
+                std::memcpy(keys.k_cols + i * kSquare + t * kTile, run.k + t * run.k_stride + i,
+                            static_cast<size_t>(live) * sizeof(float));
         }
-        for (int64_t i = 0; i < size; ++i) {
-            float* column = keys.transposed + i * kSquare;
-            for (int64_t t = 0; t < run.tokens; ++t) column[t] = keys.k[t * size + i];
-            for (int64_t t = run.tokens; t < kSquare; ++t) column[t] = 0.0f;
-        }
-        square(keys.k, keys, run, keys.kk);
-        square(keys.q, keys, run, keys.qk);
+        square(run, keys.k_rows, keys.k_transposed, keys.kk);
+        square(run, keys.k_rows, keys.q_transposed, keys.qk);
+    }
+
+    static TESSERA_INLINE void store_tiles(F value, int64_t i, int64_t j, float* square) {
+        float buffer[kWidth];
+        V::store(buffer, value);
+        for (int64_t part = 0; part < kWidth; part += kTile)
+            std::memcpy(square + (i + part) * kSquare + j * kTile, buffer + part,
+                        kTile * sizeof(float));
+    }
+
+    static void exponentials(const double* x, double from, float* out) {
+        for (int64_t i = 0; i < kSquare; ++i) out[i] = static_cast<float>(from + x[i]);
+        for (int64_t i = 0; i < kSquare; i += kWidth)
+            V::store(out + i, exp_of<V>(V::load(out + i)));
     }
 
     static void open_gates(const DeltaRun& run, const ChunkKeys& keys, const ChunkGates& gates) {
         // In f64: a strong decay must not cost the weak ones around it their digits.
-        double sums[kSquare] = {};
+        double sums[kSquare] = {}, negative[kSquare] = {};
         double sum = 0.0;
+        for (int64_t i = 0; i < kSquare; ++i) gates.beta[i] = 0.0f;
         for (int64_t i = 0; i < run.tokens; ++i) {
             const double decay = run.log_decay[i * run.decay_stride];
             sum += decay < kLowestDecay ? kLowestDecay : decay;
             sums[i] = sum;
+            negative[i] = -sum;
             gates.beta[i] = run.beta[i * run.beta_stride];
         }
-        float differences[kSquare] = {};
-        for (int64_t i = 0; i < run.tokens; ++i) {
-            const int64_t count = (i + kWidth) / kWidth * kWidth;
-            for (int64_t j = 0; j < count; ++j)
-                differences[j] = static_cast<float>(sums[i] - sums[j]);
-            const F beta = V::set(-gates.beta[i]);
-            for (int64_t j = 0; j < count; j += kWidth) {
-                const int64_t at = i * kSquare + j;
-                const F decay = exp_of<V>(V::load(differences + j));
-                V::store(gates.mix + at, V::mul(decay, V::load(keys.qk + at)));
-                V::store(gates.solve + at, V::mul(V::mul(beta, decay), V::load(keys.kk + at)));
+        exponentials(sums, 0.0, gates.since);
+        exponentials(negative, sum, gates.until);
+        float differences[kSquare];
+        for (int64_t j = 0; j < run.tokens; ++j) {
+            const int64_t begin = j / kWidth * kWidth;
+            for (int64_t i = begin; i < kSquare; ++i)
+                differences[i] = static_cast<float>(sums[i] + negative[j]);
+            for (int64_t i = begin; i < run.tokens; i += kWidth) {
+                const F decay = exp_of<V>(V::load(differences + i));
+                const F beta = V::sub(V::zero(), V::load(gates.beta + i));
+                const int64_t at = j * kSquare + i;
+                store_tiles(V::mul(decay, V::load(keys.qk + at)), i, j, gates.mix);
+                store_tiles(V::mul(V::mul(beta, decay), V::load(keys.kk + at)), i, j, gates.solve);
             }
         }
-        for (int64_t j = 0; j < run.tokens; ++j) differences[j] = static_cast<float>(sums[j]);
-        for (int64_t j = 0; j < kSquare; j += kWidth)
-            V::store(gates.since + j, exp_of<V>(V::load(differences + j)));
-        for (int64_t j = 0; j < run.tokens; ++j) differences[j] = static_cast<float>(sum - sums[j]);
-        for (int64_t j = 0; j < kSquare; j += kWidth)
-            V::store(gates.until + j, exp_of<V>(V::load(differences + j)));
     }
 
     /// The live part of a row of value rows in two registers.
@@ -151,6 +175,16 @@ struct Chunk {
         second = V::load(buffer + kWidth);
     }
 
+    static void fetch(const DeltaRun& run, int64_t row, int64_t rows) {
+        constexpr int64_t kLine = 16;
+        for (int64_t k = 0; k < run.upcoming_count; ++k) {
+            const Upcoming& next = run.upcoming[k];
+            for (int64_t r = row; r < row + rows && r < next.rows; ++r)
+                for (int64_t i = 0; i < next.floats; i += kLine)
+                    __builtin_prefetch(next.x + r * next.stride + i, 0, 2);
+        }
+    }
+
     /// D of the tokens [row, row + kRows), those before them being known.
     template <int64_t kRows>
     static TESSERA_INLINE void solve_tile(const DeltaRun& run,
@@ -159,9 +193,10 @@ struct Chunk {
                                           const float* strip,
                                           int64_t row,
                                           float* deltas) {
+        fetch(run, row, kRows);
         Tile<kRows> tile;
         tile.clear();
-        tile.add_product(keys.k + row * run.key_size, run.key_size, 1, strip, kStrip, run.key_size);
+        tile.add_product(keys.k_rows + in_tile(row, run.key_size), strip, kStrip, run.key_size);
         for (int64_t r = 0; r < kRows; ++r) {
             F first, second;
             load_live(run.v + (row + r) * run.v_stride, run.rows, first, second);
@@ -170,11 +205,11 @@ struct Chunk {
             tile.at[r][0] = V::mul(beta, V::fmadd(since, tile.at[r][0], first));
             tile.at[r][1] = V::mul(beta, V::fmadd(since, tile.at[r][1], second));
         }
-        const float* left = gates.solve + row * kSquare;
-        tile.add_product(left, kSquare, 1, deltas, kStrip, row);
+        const float* left = gates.solve + in_tile(row, kSquare);
+        tile.add_product(left, deltas, kStrip, row);
         for (int64_t r = 1; r < kRows; ++r)
             for (int64_t s = 0; s < r; ++s) {
-                const F element = V::set(left[r * kSquare + row + s]);
+                const F element = V::set(left[(row + s) * kTile + r]);
                 tile.at[r][0] = V::fmadd(element, tile.at[s][0], tile.at[r][0]);
                 tile.at[r][1] = V::fmadd(element, tile.at[s][1], tile.at[r][1]);
             }
@@ -190,15 +225,15 @@ struct Chunk {
                                            const float* deltas) {
         Tile<kRows> tile;
         tile.clear();
-        tile.add_product(keys.q + row * run.key_size, run.key_size, 1, strip, kStrip, run.key_size);
+        tile.add_product(keys.q_rows + in_tile(row, run.key_size), strip, kStrip, run.key_size);
         tile.scale(gates.since + row);
-        const float* left = gates.mix + row * kSquare;
-        tile.add_product(left, kSquare, 1, deltas, kStrip, row);
+        const float* left = gates.mix + in_tile(row, kSquare);
+        tile.add_product(left, deltas, kStrip, row);
         for (int64_t s = 0; s < kRows; ++s) {
             const F first = V::load(deltas + (row + s) * kStrip);
             const F second = V::load(deltas + (row + s) * kStrip + kWidth);
             for (int64_t r = s; r < kRows; ++r) {
-                const F element = V::set(left[r * kSquare + row + s]);
+                const F element = V::set(left[(row + s) * kTile + r]);
                 tile.at[r][0] = V::fmadd(element, first, tile.at[r][0]);
                 tile.at[r][1] = V::fmadd(element, second, tile.at[r][1]);
             }
@@ -249,22 +284,18 @@ struct Chunk {
                     tile.at[r][0] = V::mul(decay, V::load(state + r * kStrip));
                     tile.at[r][1] = V::mul(decay, V::load(state + r * kStrip + kWidth));
                 }
-                tile.add_product(keys.k + row, 1, run.key_size, deltas, kStrip, run.tokens);
+                tile.add_product(keys.k_cols + in_tile(row, kSquare), deltas, kStrip, run.tokens);
                 tile.store(state, kStrip);
             });
     }
 
     static void load_strip(const float* state, int64_t rows, int64_t key_size, float* strip) {
-        for (int64_t i = 0; i < key_size; ++i) {
-            for (int64_t row = 0; row < rows; ++row)
-                strip[i * kStrip + row] = state[row * key_size + i];
+        Recurrence<V>::transpose(state, key_size, {rows, key_size, kStrip}, strip);
+        for (int64_t i = 0; rows < kStrip && i < key_size; ++i)
             for (int64_t row = rows; row < kStrip; ++row) strip[i * kStrip + row] = 0.0f;
-        }
     }
     static void store_strip(const float* strip, int64_t rows, int64_t key_size, float* state) {
-        for (int64_t row = 0; row < rows; ++row)
-            for (int64_t i = 0; i < key_size; ++i)
-                state[row * key_size + i] = strip[i * kStrip + row];
+        Recurrence<V>::transpose(strip, kStrip, {key_size, rows, key_size}, state);
     }
 };
 
@@ -273,7 +304,7 @@ constexpr RecurrentKernels make_recurrent_kernels() {
     using R = Recurrence<V>;
     using C = Chunk<V>;
     return {.strip_rows = C::kStrip,
-            .block_rows = R::kRows,
+            .tile_rows = R::kRows,
             .transpose = R::transpose,
             .convolve = R::convolve,
             .advance_floats = R::advance_floats,

@@ -23,9 +23,37 @@ struct Recurrence {
     static TESSERA_INLINE void copy(const float* x, int64_t count, float* out) {
         std::memcpy(out, x, static_cast<size_t>(count) * sizeof(float));
     }
-    static void transpose(const float* x, int64_t rows, int64_t cols, float* out) {
-        for (int64_t row = 0; row < rows; ++row)
-            for (int64_t col = 0; col < cols; ++col) out[col * rows + row] = x[row * cols + col];
+    /// out[col * out_stride + row] = x[row * stride + col], in blocks of 4 x 4.
+    static void transpose(const float* x, int64_t stride, const Extent& extent, float* out) {
+        int64_t row = 0;
+        for (; row + 4 <= extent.rows; row += 4) {
+            int64_t col = 0;
+            for (; col + 4 <= extent.cols; col += 4)
+                transpose_block(x + row * stride + col, stride, out + col * extent.out_stride + row,
+                                extent.out_stride);
+            for (; col < extent.cols; ++col)
+                for (int64_t r = row; r < row + 4; ++r)
+                    out[col * extent.out_stride + r] = x[r * stride + col];
+        }
+        for (; row < extent.rows; ++row)
+            for (int64_t col = 0; col < extent.cols; ++col)
+                out[col * extent.out_stride + row] = x[row * stride + col];
+    }
+    static TESSERA_INLINE void transpose_block(const float* x,
+                                               int64_t stride,
+                                               float* out,
+                                               int64_t out_stride) {
+        using Four = Plain::Float;
+        const Four a = Plain::load(x), b = Plain::load(x + stride);
+        const Four c = Plain::load(x + 2 * stride), d = Plain::load(x + 3 * stride);
+        const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+        const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+        const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+        const Four cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+        Plain::store(out, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
+        Plain::store(out + out_stride, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
+        Plain::store(out + 2 * out_stride, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
+        Plain::store(out + 3 * out_stride, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
     }
 
     static F convolved(

@@ -11,6 +11,21 @@
 
 namespace tessera::cpu {
 
+struct Extent {
+    int64_t rows = 0;
+    int64_t cols = 0;
+    int64_t out_stride = 0;
+};
+
+/// Rows, one a token, that the run after this one will read or write: to be fetched meanwhile.
+/// They are far apart, so that no hardware foresees them.
+struct Upcoming {
+    const float* x = nullptr;
+    int64_t stride = 0;
+    int64_t floats = 0;
+    int64_t rows = 0;
+};
+
 /// Consecutive tokens of one value head; strides are floats between tokens.
 struct DeltaRun {
     const float* q = nullptr;  ///< null: only the state moves on
@@ -28,36 +43,41 @@ struct DeltaRun {
     int64_t tokens = 0;
     int64_t key_size = 0;
     int64_t rows = 0;  ///< value rows of the block
+    const Upcoming* upcoming = nullptr;
+    int64_t upcoming_count = 0;
 };
 
-/// What the value heads of a key head share in a chunk of at most kChunkTokens tokens. Only
-/// elements at or left of the diagonal of the two squares mean anything.
+/// What the value heads of a key head share in a chunk of at most kChunkTokens tokens, in tiles of
+/// tile_rows, each of which a product reads from front to back.
 struct ChunkKeys {
-    float* q = nullptr;           ///< [tokens][key size]
-    float* k = nullptr;           ///< [tokens][key size]
-    float* transposed = nullptr;  ///< [key size][kChunkTokens], scratch of the squares
-    float* kk = nullptr;          ///< [tokens][kChunkTokens] k_i . k_j
-    float* qk = nullptr;          ///< [tokens][kChunkTokens] q_i . k_j
+    float* q_rows = nullptr;        ///< [token tiles][key size][tile]
+    float* k_rows = nullptr;        ///< [token tiles][key size][tile]
+    float* k_cols = nullptr;        ///< [key tiles][kChunkTokens][tile]
+    float* q_transposed = nullptr;  ///< [key size][kChunkTokens]
+    float* k_transposed = nullptr;  ///< [key size][kChunkTokens]
+    float* kk = nullptr;            ///< [j][i] k_i . k_j, i > j; kChunkTokens squared
+    float* qk = nullptr;            ///< [j][i] q_i . k_j, i >= j
 };
 
 /// What the strips of a value head share in a chunk.
 struct ChunkGates {
-    /// [tokens][kChunkTokens] -beta_i exp(G_i - G_j) k_i.k_j, left of the diagonal.
+    /// [tiles of i][j][tile] -beta_i exp(G_i - G_j) k_i.k_j, j < i.
     float* solve = nullptr;
-    /// [tokens][kChunkTokens] exp(G_i - G_j) q_i.k_j, at or left of the diagonal.
+    /// [tiles of i][j][tile] exp(G_i - G_j) q_i.k_j, j <= i.
     float* mix = nullptr;
-    float* since = nullptr;  ///< [tokens] exp(G_i)
-    float* until = nullptr;  ///< [tokens] exp(G_last - G_i)
-    float* beta = nullptr;   ///< [tokens]
+    float* since = nullptr;  ///< [kChunkTokens] exp(G_i)
+    float* until = nullptr;  ///< [kChunkTokens] exp(G_last - G_i)
+    float* beta = nullptr;   ///< [kChunkTokens]
 };
 
 struct RecurrentKernels {
     /// Value rows of a strip.
     int64_t strip_rows = 0;
-    /// Value rows that the token recurrence takes together: blocks begin at multiples of it.
-    int64_t block_rows = 0;
-    /// [rows][cols] to [cols][rows].
-    void (*transpose)(const float* x, int64_t rows, int64_t cols, float* out) = nullptr;
+    /// Rows of a register tile, and value rows that the token recurrence takes together: blocks
+    /// begin at multiples of it.
+    int64_t tile_rows = 0;
+    /// out[col * extent.out_stride + row] = x[row * stride + col].
+    void (*transpose)(const float* x, int64_t stride, const Extent& extent, float* out) = nullptr;
     /// out[c] = silu(sum_i taps[i * count + c] sources[i][c]), i ascending, c < count.
     void (*convolve)(const float* const* sources,
                      const float* taps,
