@@ -25,24 +25,27 @@ struct Recurrence {
     }
     /// out[col * out_stride + row] = x[row * stride + col], in blocks of 4 x 4.
     static void transpose(const float* x, int64_t stride, const Extent& extent, float* out) {
+        const int64_t rows = extent.rows, cols = extent.cols, step = extent.out_stride;
         int64_t row = 0;
-        for (; row + 4 <= extent.rows; row += 4) {
+        for (; row + 4 <= rows; row += 4) {
             int64_t col = 0;
-            for (; col + 4 <= extent.cols; col += 4)
-                transpose_block(x + row * stride + col, stride, out + col * extent.out_stride + row,
-                                extent.out_stride);
-            for (; col < extent.cols; ++col)
-                for (int64_t r = row; r < row + 4; ++r)
-                    out[col * extent.out_stride + r] = x[r * stride + col];
+            for (; col + 4 <= cols; col += 4)
+                transpose_block(x + row * stride + col, stride, 4, out + col * step + row, step);
+            if (col < cols && row + 4 < rows) {
+                // Reads a little of the row behind, which exists.
+                transpose_block(x + row * stride + col, stride, cols - col, out + col * step + row,
+                                step);
+                continue;
+            }
+            for (; col < cols; ++col)
+                for (int64_t r = row; r < row + 4; ++r) out[col * step + r] = x[r * stride + col];
         }
-        for (; row < extent.rows; ++row)
-            for (int64_t col = 0; col < extent.cols; ++col)
-                out[col * extent.out_stride + row] = x[row * stride + col];
+        for (; row < rows; ++row)
+            for (int64_t col = 0; col < cols; ++col) out[col * step + row] = x[row * stride + col];
     }
-    static TESSERA_INLINE void transpose_block(const float* x,
-                                               int64_t stride,
-                                               float* out,
-                                               int64_t out_stride) {
+    /// Four rows; `cols` <= 4 of the four columns that are read.
+    static TESSERA_INLINE void transpose_block(
+        const float* x, int64_t stride, int64_t cols, float* out, int64_t out_stride) {
         using Four = Plain::Float;
         const Four a = Plain::load(x), b = Plain::load(x + stride);
         const Four c = Plain::load(x + 2 * stride), d = Plain::load(x + 3 * stride);
@@ -51,8 +54,11 @@ struct Recurrence {
         const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
         const Four cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
         Plain::store(out, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
+        if (cols == 1) return;
         Plain::store(out + out_stride, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
+        if (cols == 2) return;
         Plain::store(out + 2 * out_stride, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
+        if (cols == 3) return;
         Plain::store(out + 3 * out_stride, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
     }
 
