@@ -176,6 +176,40 @@ TEST(Draft, AModelWithoutTheBlockRefuses) {
     }
 }
 
+// S7: the very first guess, behind prompts so short that no state of an earlier pass exists, reads
+// nothing that was never written: it is finite and the same in a fresh engine.
+TEST(Draft, S7_TheFirstGuessReadsOnlyWhatWasWritten) {
+    for (const int32_t length : {1, 2, 64, 65}) {
+        std::vector<std::vector<float>> guesses;
+        for (int repeat = 0; repeat < 2; ++repeat) {
+            // Other memory each time: what was never written differs.
+            const std::vector<std::byte> elsewhere(size_t{1} << (20 + repeat), std::byte{0xff});
+            const auto engine = make("cpu", 2);
+            Sequence sequence = engine->new_sequence();
+            const std::vector<int32_t> prompt = some_tokens(length, 3);
+            const SequenceInput input{.sequence = &sequence, .tokens = prompt};
+            engine->decode({&input, 1});
+            const Engine::DraftStep step{.sequence = &sequence, .token = 7, .ahead = 0};
+            const Tensor logits = engine->draft({&step, 1});
+            guesses.emplace_back(logits.as<float>(), logits.as<float>() + logits.elements());
+        }
+        EXPECT_EQ(guesses[0], guesses[1]) << length;
+        for (const float logit : guesses[0]) ASSERT_TRUE(std::isfinite(logit));
+    }
+}
+
+// S12: drafting takes the memory of its own rows and one more layer of keys, not that of a second
+// context.
+TEST(Draft, S12_DraftingTakesLittleMemory) {
+    const auto plain = make("cpu", 0), drafting = make("cpu", 3);
+    const auto layers = static_cast<int64_t>(plain->plan().kv_bytes);
+    EXPECT_EQ(drafting->plan().kv_bytes, layers * 2);  // the tiny trunk has one layer of attention
+    const int64_t width = plain->info().width, vocab = plain->info().vocab;
+    const int64_t rows = plain->options().ubatch;
+    EXPECT_LE(drafting->plan().compute_bytes - plain->plan().compute_bytes,
+              4 * (6 * rows * width + 5 * vocab) + 65536);
+}
+
 // A guess below --spec-draft-p-min is not verified: nothing is at 1, everything at 0.
 TEST(Draft, ImprobableGuessesEndTheGuessing) {
     const auto engine = make("cpu", 3);

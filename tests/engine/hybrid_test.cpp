@@ -253,6 +253,30 @@ TEST(Hybrid, ChatsReuseCheckpointsAndAnswerAsColdOnes) {
     }
 }
 
+// G23: a conversation that forks into two branches, which alternate, gives each branch its own
+// answer.
+TEST(Hybrid, G23_BranchesThatAlternateAnswerAsColdOnes) {
+    const TinyOptions wanted{
+        .backend = "cpu", .context = 320, .batch = 320, .ubatch = 64, .checkpoints = 2};
+    const auto engine = tiny_engine(wanted, hybrid_bytes("qwen35"));
+    Sequence sequence = engine->new_sequence();
+    const std::vector<int32_t> trunk = some_tokens(150, 5);
+    std::vector<int32_t> branches[2] = {trunk, trunk};
+    for (uint32_t turn = 0; turn < 3; ++turn)
+        for (uint32_t side = 0; side < 2; ++side) {
+            const std::vector<int32_t> user = some_tokens(9, 50 + 2 * turn + side);
+            branches[side].insert(branches[side].end(), user.begin(), user.end());
+            engine->rewind(sequence, std::min(sequence.length(), 150));
+            const GenerateResult warm = answer(*engine, sequence, branches[side], 0);
+            EXPECT_EQ(warm.cached_tokens, turn + side == 0 ? 0 : 128);
+            const auto fresh = tiny_engine(wanted, hybrid_bytes("qwen35"));
+            Sequence cold = fresh->new_sequence();
+            EXPECT_EQ(warm.generated, answer(*fresh, cold, branches[side], 0).generated);
+            branches[side].insert(branches[side].end(), warm.generated.begin(),
+                                  warm.generated.end());
+        }
+}
+
 // G17: prompts that share all but their last five tokens reuse what lies before.
 TEST(Hybrid, G17_PromptsThatDifferAtTheirEndsReuseTheRest) {
     const auto engine = tiny_engine(
