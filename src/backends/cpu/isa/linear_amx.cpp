@@ -99,6 +99,14 @@ class Jobs {
     Job now_;
 };
 
+/// Row block of one side of a column tile. The last tile of an odd number of row blocks decodes its
+/// first half twice.
+int64_t block_of(const PanelTask& task, int64_t tile, int side) {
+    if (task.sink.gated) return tile;
+    const int64_t block = 2 * tile + side;
+    return block * kBlockRows < task.weights[0].rows ? block : block - 1;
+}
+
 /// Decodes the panel of one job in steps of 8 columns x 16 rows: small enough to disappear between
 /// tile products.
 template <DType kFormat>
@@ -109,9 +117,7 @@ class PanelFill {
         const bool gated = task.sink.gated;
         for (int side = 0; side < 2; ++side) {
             const PackedView& weight = task.weights[gated ? side : 0];
-            int64_t block = gated ? job.tile : 2 * job.tile + side;
-            // The last column tile of an odd number of row blocks: decode the first half twice.
-            if (block * kBlockRows >= weight.rows) block -= 1;
+            const int64_t block = block_of(task, job.tile, side);
             codes_[side] = weight.codes + block * weight.code_step;
             scales_[side] = weight.scales + block * weight.scale_step;
         }
@@ -405,8 +411,100 @@ void run_job(const PanelTask& task,
     if (configured != kColumnRows) configure(16, 16);
 }
 
+/// Units that a narrow task decodes ahead of its tile products.
+constexpr int64_t kAheadUnits = 2;
+/// Units between the one that is decoded and the one that is fetched from memory.
+constexpr int64_t kNarrowPrefetch = 12;
+static_assert(2 * kAheadUnits <= 2 * kLeastPassUnits, "the ring takes the place of the panels");
+
+/// A row block of a column tile.
+struct Side {
+    const std::byte* codes;
+    const std::byte* scales;
+};
+
+/// A unit of a row block to its B tile.
+template <DType kFormat>
+TESSERA_INLINE void fill_unit(const Codes<Wide512, kFormat>& reader,
+                              const Side& side,
+                              int64_t u,
+                              std::byte* tile) {
+    using Reader = Scales<Wide512, kFormat>;
+    constexpr int kUnitBytes = layout_of(kFormat).unit_bytes;
+    const std::byte* unit = side.codes + u * kUnitBytes;
+    for (int line = 0; line < kUnitBytes; line += 64)
+        __builtin_prefetch(unit + kNarrowPrefetch * kUnitBytes + line);
+    __m512 scale[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    __m512 minimum = _mm512_setzero_ps();
+    if constexpr (Reader::kPresent) {
+        scale[0] = Reader::scale(side.scales, u, 0, 0);
+        scale[1] = group_cols(kFormat) == 16 ? Reader::scale(side.scales, u, 1, 0) : scale[0];
+    }
+    if constexpr (Reader::kMinimum) minimum = Reader::minimum(side.scales, u, 0);
+    unroll<4>([&](auto eight) __attribute__((always_inline)) {
+        constexpr int kEight = decltype(eight)::value;
+        fill_eight<kFormat, kEight>(reader, unit, scale[kEight / 2], minimum, tile);
+    });
+}
+
+/// All columns of one column tile for at most 32 tokens: the sums stay in tiles, and of the panel
+/// there is only a ring of units in the first-level cache.
+template <bool kTwo, DType kFormat>
+void narrow_tile(const PanelTask& task, const Side sides[2], std::byte* ring, Finish& before) {
+    const Codes<Wide512, kFormat> reader;
+    zero_sums();
+    for (int64_t u = 0; u < task.units + kAheadUnits; ++u) {
+        if (u < task.units) {
+            std::byte* tiles = ring + u % (2 * kAheadUnits) * 2 * kTileBytes;
+            fill_unit<kFormat>(reader, sides[0], u, tiles);
+            fill_unit<kFormat>(reader, sides[1], u, tiles + kTileBytes);
+            order_memory();
+        }
+        const int64_t ready = u - kAheadUnits;
+        if (ready < 0) continue;
+        const Step step{task.x + ready * kUnitCols, task.x_stride,
+                        ring + ready % (2 * kAheadUnits) * 2 * kTileBytes, 1};
+        if constexpr (kTwo)
+            multiply_two(step, 0);
+        else
+            multiply_one(step, 0);
+        if (!before.done()) before.step();
+        order_memory();
+    }
+    before.finish();
+}
+
+/// At most 32 tokens. Sums run over the columns in the same order as in wide tasks.
+template <DType kFormat>
+void narrow_panels(const PanelTask& task, std::byte* scratch) {
+    float* sums = reinterpret_cast<float*>(scratch + 2 * kAheadUnits * 2 * kTileBytes);
+    const bool two = task.tokens > 16;
+    Finish before(task);
+    configure(std::min<int64_t>(task.tokens, 16), task.tokens - 16);
+    for (int64_t tile = task.first; tile < task.last; ++tile) {
+        Side sides[2];
+        for (int side = 0; side < 2; ++side) {
+            const PackedView& weight = task.weights[task.sink.gated ? side : 0];
+            const int64_t block = block_of(task, tile, side);
+            sides[side] = {weight.codes + block * weight.code_step,
+                           weight.scales + block * weight.scale_step};
+        }
+        if (two)
+            narrow_tile<true, kFormat>(task, sides, scratch, before);
+        else
+            narrow_tile<false, kFormat>(task, sides, scratch, before);
+        float* own = sums + tile % 2 * 1024;
+        store_sums(two, own);
+        order_memory();
+        before.start(tile, 0, task.tokens, own);
+    }
+    before.finish();
+    _tile_release();
+}
+
 template <DType kFormat>
 void panels_of(const PanelTask& task, std::byte* scratch) {
+    if (task.tokens <= kColumnRows) return narrow_panels<kFormat>(task, scratch);
     const int64_t panel_bytes = std::min(task.units, kPassUnits) * 2 * kTileBytes;
     std::byte* panel[2] = {scratch, scratch + panel_bytes};
     float* sums = reinterpret_cast<float*>(scratch + 2 * panel_bytes);

@@ -71,6 +71,8 @@ struct PanelTask {
 };
 /// Columns of one pass; longer sums are carried in memory between passes.
 inline constexpr int64_t kPassUnits = 64;
+/// Room for the panels of so many units is always there.
+inline constexpr int64_t kLeastPassUnits = 4;
 /// Rows of activations of a pass: 600 KB of them stay in the second-level cache with two panels.
 constexpr int64_t pass_tokens(int64_t units) {
     const int64_t row_bytes = (units < kPassUnits ? units : kPassUnits) * 64;
@@ -79,7 +81,8 @@ constexpr int64_t pass_tokens(int64_t units) {
 }
 /// Scratch bytes of one thread for `tiles` column tiles.
 constexpr int64_t panel_scratch_bytes(int64_t units, int64_t tiles, int64_t tokens) {
-    const int64_t pass = units < kPassUnits ? units : kPassUnits;
+    const int64_t few = units < kLeastPassUnits ? kLeastPassUnits : units;
+    const int64_t pass = few < kPassUnits ? few : kPassUnits;
     const int64_t carried = units <= kPassUnits ? 0 : tiles;
     const int64_t rows = (tokens < pass_tokens(units) ? tokens : pass_tokens(units)) + 31;
     return 8192 + 2 * pass * 2048 + carried * (rows / 32) * 4096;
