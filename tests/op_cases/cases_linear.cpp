@@ -131,6 +131,18 @@ void fused_sweep(std::vector<OpCase>& cases) {
                        .t = t,
                        .prompt_rows = t > 1 ? t - 1 : 0,
                        .glu = Glu::kSigmoid});
+    for (const FusedKind fused : {FusedKind::kGluInput, FusedKind::kGatedRmsNormInput})
+        for (const DType format : {DType::kF32, DType::kBF16, DType::kQ4_0, DType::kNVFP4})
+            for (const Glu kind : {Glu::kSwiGlu, Glu::kSigmoid})
+                for (const int32_t t : {1, 3, 70})
+                    if (fused == FusedKind::kGluInput || kind == Glu::kSwiGlu)
+                        add_fused({.kind = fused,
+                                   .weight = format,
+                                   .k = t == 70 ? 320 : 128,
+                                   .t = t,
+                                   .prompt_rows = t > 1 ? t - 2 : 0,
+                                   .glu = kind,
+                                   .magnitude = 8.0f});
     for (const FusedKind fused : {FusedKind::kPrepare, FusedKind::kRmsNormInput})
         for (const DType format : {DType::kF32, DType::kNVFP4, DType::kQ4_0})
             for (const float magnitude : {1e-30f, 2689.0f, 6e4f, 0.0f})

@@ -179,7 +179,7 @@ std::string_view name_of(const LinearCase&) {
 }
 std::string_view name_of(const FusedCase& c) {
     constexpr std::string_view kNames[] = {"LINEAR_GLU", "LINEAR_MANY", "RMS_NORM_INPUT",
-                                           "PREPARE"};
+                                           "PREPARE",    "GLU_INPUT",   "GATED_RMS_NORM_INPUT"};
     return kNames[static_cast<size_t>(c.kind)];
 }
 std::string_view name_of(const NormCase&) {
@@ -262,6 +262,8 @@ Cost cost_of(const FusedCase& c) {
                         4.0 * t * (n + 2.0 * third + k)};
         case FusedKind::kRmsNormInput:
         case FusedKind::kPrepare:
+        case FusedKind::kGluInput:
+        case FusedKind::kGatedRmsNormInput:
             break;
     }
     return {0.0, 8.0 * t * k};

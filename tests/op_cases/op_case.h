@@ -28,7 +28,14 @@ struct LinearCase {
     float magnitude = 1.0f;    ///< activations are uniform in [-magnitude, magnitude]
 };
 
-enum class FusedKind : uint8_t { kLinearGlu, kLinearMany, kRmsNormInput, kPrepare };
+enum class FusedKind : uint8_t {
+    kLinearGlu,
+    kLinearMany,
+    kRmsNormInput,
+    kPrepare,
+    kGluInput,          ///< [t, k / 64, 64]
+    kGatedRmsNormInput  ///< [t, k / 64, 64]
+};
 
 /// Ops with a default body, and prepare; `weight` decides the activation formats that are wanted.
 struct FusedCase {

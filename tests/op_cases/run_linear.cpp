@@ -44,16 +44,42 @@ void run_many(const FusedCase& shape, const Request& request, const Guarded& x, 
     bias.verify(outputs.faults);
 }
 
-/// The op of `shape.kind` on some rows of x, as a GemmInput.
+struct RowRange {
+    int32_t begin = 0;
+    int32_t count = 0;
+};
+
+/// Operands of the fused ops, the first two with a row per token.
+struct FusedOperands {
+    const Guarded& x;
+    const Guarded& z;
+    const Guarded& gain;
+};
+
+/// The op of `shape.kind` on some rows, as a GemmInput.
 GemmInput make_input(const FusedCase& shape,
                      const Request& request,
                      Exec& ex,
-                     const Tensor& x,
-                     const Tensor& gain,
+                     const FusedOperands& operands,
+                     const RowRange& part,
                      ActWants wants) {
     constexpr float kEps = 1e-5f;
+    constexpr int64_t kHead = 64;
     Ops& ops = request.subject.ops;
     const bool composed = request.body == Body::kDefault;
+    const Tensor x = operands.x.tensor().slice_rows(part.begin, part.count);
+    const Tensor z = operands.z.tensor().slice_rows(part.begin, part.count);
+    Tensor gain = operands.gain.tensor();
+    if (shape.kind == FusedKind::kGluInput || shape.kind == FusedKind::kGatedRmsNormInput) {
+        const Tensor heads = x.reshape({part.count, shape.k / kHead, kHead});
+        const Tensor others = z.reshape({part.count, shape.k / kHead, kHead});
+        if (shape.kind == FusedKind::kGluInput)
+            return composed ? ops.Ops::glu_input(ex, heads, others, shape.glu, wants)
+                            : ops.glu_input(ex, heads, others, shape.glu, wants);
+        gain = gain.slice_rows(0, kHead);
+        return composed ? ops.Ops::gated_rms_norm_input(ex, heads, gain, kEps, others, wants)
+                        : ops.gated_rms_norm_input(ex, heads, gain, kEps, others, wants);
+    }
     if (shape.kind == FusedKind::kPrepare) return ops.prepare(ex, x, wants);
     if (shape.kind == FusedKind::kRmsNormInput)
         return composed ? ops.Ops::rms_norm_input(ex, x, gain, kEps, wants)
@@ -108,6 +134,9 @@ Outputs execute(const FusedCase& shape, const Request& request) {
     Guarded gain("gain", DType::kF32, {shape.k}, 0, Role::kInput);
     gain.fill(random, 0.5f, 1.5f);
     gain.seal();
+    Guarded z("z", DType::kF32, {shape.t, shape.k}, 0, Role::kInput);
+    z.fill(random, -shape.magnitude, shape.magnitude);
+    z.seal();
     if (shape.kind == FusedKind::kLinearMany) {
         run_many(shape, request, x, outputs);
     } else {
@@ -116,14 +145,12 @@ Outputs execute(const FusedCase& shape, const Request& request) {
             request, {shape.t, shape.prompt_rows},
             [&](Exec& ex, int32_t begin, int32_t count) {
                 const GemmInput input =
-                    make_input(shape, request, ex, x.tensor().slice_rows(begin, count),
-                               gain.tensor(), outputs.wants);
+                    make_input(shape, request, ex, {x, z, gain}, {begin, count}, outputs.wants);
                 if (!ex.planning() && request.repeats == 0) read_input(input, outputs.values);
             },
             outputs);
     }
-    x.verify(outputs.faults);
-    gain.verify(outputs.faults);
+    for (const Guarded* operand : {&x, &z, &gain}) operand->verify(outputs.faults);
     return outputs;
 }
 

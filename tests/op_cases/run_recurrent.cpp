@@ -25,8 +25,8 @@ struct MemoryShape {
     int64_t key_heads = 1;
 };
 
-/// The slots of a case: one per sequence and a spare one, in shuffled order, then one for each
-/// sequence to be saved in.
+/// The slots of a case: one per sequence and a spare one, in shuffled order, then, where a case
+/// saves, one for each sequence to be saved in.
 class Memory {
   public:
     Memory(const MemoryCase& shape, const MemoryShape& dims, Random& random)
@@ -81,7 +81,7 @@ class Memory {
             take(tensor, slot(s), outputs.values);
             const bool saved = s < shape_.saves.size() && shape_.saves[s] > 0;
             if (saved) take(tensor, save_slot(s), outputs.values);
-            if (!saved && !poisoned(tensor, save_slot(s)))
+            if (!shape_.saves.empty() && !saved && !poisoned(tensor, save_slot(s)))
                 outputs.faults.push_back("a slot to save in was written without being asked for");
         }
         if (!poisoned(tensor, order_.back()))
@@ -91,7 +91,7 @@ class Memory {
     }
 
   private:
-    int64_t slot_count() const { return 2 * sequences_ + 1; }
+    int64_t slot_count() const { return (shape_.saves.empty() ? 1 : 2) * sequences_ + 1; }
     static void take(const Tensor& tensor, int64_t slot, std::vector<float>& values) {
         const float* first = tensor.row<float>(slot);
         values.insert(values.end(), first, first + tensor.stride[0]);

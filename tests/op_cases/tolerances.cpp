@@ -80,6 +80,8 @@ double bound_of(const FusedCase& shape, ActWants wanted) {
         case FusedKind::kPrepare:
             return 0.0;
         case FusedKind::kRmsNormInput:
+        case FusedKind::kGluInput:
+        case FusedKind::kGatedRmsNormInput:
             return result;
         case FusedKind::kLinearGlu:
             break;

@@ -158,7 +158,8 @@ std::string CpuOps::description() const {
 }
 
 std::vector<std::string_view> CpuOps::overrides() const {
-    return {"linear_glu", "linear_experts_glu", "rms_norm_input", "qk_norm_rope_store"};
+    return {"linear_glu",         "linear_experts_glu", "rms_norm_input",
+            "qk_norm_rope_store", "glu_input",          "gated_rms_norm_input"};
 }
 
 void CpuOps::FreeBlock::operator()(void* base) const {

@@ -103,6 +103,14 @@ class CpuOps final : public Ops {
                    const KvView& cache,
                    const AttentionParams& params,
                    const Tensor& out) override;
+    GemmInput glu_input(
+        Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) override;
+    GemmInput gated_rms_norm_input(Exec& ex,
+                                   const Tensor& x,
+                                   const Tensor& gain,
+                                   float eps,
+                                   const Tensor& z,
+                                   ActWants wants) override;
     void l2_norm(Exec& ex, const Tensor& x, float eps) override;
     void causal_conv(Exec& ex,
                      const Tensor& u,

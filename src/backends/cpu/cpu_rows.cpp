@@ -130,6 +130,51 @@ void copy_rows(ThreadPool& pool, const RowKernels& kernels, const Tensor& from, 
     });
 }
 
+/// Formats that rows can be written in without an f32 copy of the whole input.
+bool direct(ActWants wants) {
+    constexpr unsigned kDirect = 1u << static_cast<unsigned>(ActFormat::kF32) |
+                                 1u << static_cast<unsigned>(ActFormat::kBF16);
+    const unsigned wanted = static_cast<unsigned>(wants.prompt) | wants.generated;
+    return (wanted & ~kDirect) == 0;
+}
+
+/// Every row of an input in direct formats: make(row, values) makes it in f32 in a scratch row of
+/// its thread.
+template <class Make>
+void fill_input(ThreadPool& pool,
+                const RowKernels& kernels,
+                const Exec& ex,
+                const GemmInput& input,
+                const Tensor& scratch,
+                const Make& make) {
+    const int64_t rows = input.rows, cols = scratch.cols();
+    const int64_t prompt = std::min<int64_t>(ex.prompt_rows, rows);
+    const auto fill = [&](int64_t row, float* values) {
+        const bool is_prompt = row < prompt;
+        const int64_t at = is_prompt ? row : row - prompt;
+        make(row, values);
+        for (const ActView& view : is_prompt ? input.prompt : input.generated) {
+            if (view.values.absent()) continue;
+            if (view.format == ActFormat::kF32) {
+                std::copy_n(values, cols, view.values.row<float>(at));
+                continue;
+            }
+            auto* target = view.values.row<uint16_t>(at);
+            kernels.bf16_from_f32(values, cols, target);
+            std::fill(target + cols, target + act_stride(cols), uint16_t{0});
+        }
+    };
+    if (!worth(rows, 10 * cols) || pool.size() == 1) {
+        for (int64_t row = 0; row < rows; ++row) fill(row, scratch.row<float>(0));
+        return;
+    }
+    pool.run([&](int32_t thread) {
+        const Range range = share(rows, 1, thread, pool.size());
+        for (int64_t row = range.begin; row < range.end; ++row)
+            fill(row, scratch.row<float>(thread));
+    });
+}
+
 /// Frequencies by pair in radians a position, with linear and YaRN scaling applied.
 std::vector<double> rope_frequencies(const RopeParams& params, std::span<const float> factors) {
     constexpr double kPi = 3.14159265358979323846;
@@ -283,10 +328,7 @@ void CpuOps::rms_norm(Exec& ex, const Tensor& x, const Tensor& gain, float eps, 
 
 GemmInput CpuOps::rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants) {
-    constexpr unsigned kDirect = 1u << static_cast<unsigned>(ActFormat::kF32) |
-                                 1u << static_cast<unsigned>(ActFormat::kBF16);
-    const unsigned wanted = static_cast<unsigned>(wants.prompt) | wants.generated;
-    if ((wanted & ~kDirect) != 0) return Ops::rms_norm_input(ex, x, gain, eps, wants);
+    if (!direct(wants)) return Ops::rms_norm_input(ex, x, gain, eps, wants);
     check(x.rank == 2, "rms_norm_input: shapes");
     check(gain.absent() || gain.elements() == x.cols(), "rms_norm_input: gain");
     const int64_t rows = x.rows(), cols = x.cols();
@@ -327,6 +369,46 @@ void CpuOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const
             rows_->kernels->glu(kind, float_row(gate, row), float_row(up, row), cols,
                                 float_row(out, row));
     });
+}
+
+GemmInput CpuOps::glu_input(
+    Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
+    if (!direct(wants)) return Ops::glu_input(ex, gate, up, kind, wants);
+    check(same_shape(gate, up) && gate.rank >= 2 && gate.rank <= 3, "glu_input: shapes");
+    const int64_t heads = gate.rank == 3 ? gate.shape[1] : 1, cols = gate.cols();
+    const GemmInput input = allocate_input(ex, gate.rows(), heads * cols, wants);
+    const Scope scope(ex.arena);
+    const Tensor rows = ex.arena.allocate(DType::kF32, {pool_.size(), heads * cols});
+    if (ex.planning() || gate.elements() == 0) return input;
+    const double elements = static_cast<double>(gate.elements());
+    const Timed timed(*this, "glu_input", 8 * elements, 10 * elements);
+    fill_input(pool_, *rows_->kernels, ex, input, rows, [&](int64_t row, float* out) {
+        for (int64_t head = row * heads; head < (row + 1) * heads; ++head, out += cols)
+            rows_->kernels->glu(kind, float_row(gate, head), float_row(up, head), cols, out);
+    });
+    return input;
+}
+
+GemmInput CpuOps::gated_rms_norm_input(
+    Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants) {
+    if (!direct(wants)) return Ops::gated_rms_norm_input(ex, x, gain, eps, z, wants);
+    check(same_shape(x, z) && x.rank == 3, "gated_rms_norm_input: shapes");
+    check(gain.absent() || gain.elements() == x.cols(), "gated_rms_norm_input: gain");
+    const int64_t heads = x.shape[1], cols = x.cols();
+    const GemmInput input = allocate_input(ex, x.rows(), heads * cols, wants);
+    const Scope scope(ex.arena);
+    const Tensor rows = ex.arena.allocate(DType::kF32, {pool_.size(), heads * cols});
+    if (ex.planning() || x.elements() == 0) return input;
+    const double elements = static_cast<double>(x.elements());
+    const Timed timed(*this, "gated_rms_norm_input", 12 * elements, 10 * elements);
+    const float* gains = gain.absent() ? nullptr : gain.as<float>();
+    fill_input(pool_, *rows_->kernels, ex, input, rows, [&](int64_t row, float* out) {
+        for (int64_t head = row * heads; head < (row + 1) * heads; ++head, out += cols) {
+            rows_->kernels->rms_norm(float_row(x, head), gains, eps, cols, out);
+            rows_->kernels->glu(Glu::kSwiGlu, float_row(z, head), out, cols, out);
+        }
+    });
+    return input;
 }
 
 void CpuOps::l2_norm(Exec& ex, const Tensor& x, float eps) {
