@@ -140,9 +140,11 @@ void print_text(const GgufFile& file,
                 Model* model,
                 const Estimate& estimate,
                 const InspectOptions& options) {
-    print(fmt::format("{}\n  GGUF version {}, {}, {} keys, {} tensors\n", file.path(),
-                      file.version(), bytes_text(static_cast<double>(file.file_bytes())),
-                      file.key_values().size(), file.tensors().size()));
+    const std::string kind = file.version() == 0 ? std::string("Hugging Face folder")
+                                                 : fmt::format("GGUF version {}", file.version());
+    print(fmt::format("{}\n  {}, {}, {} keys, {} tensors\n", file.path(), kind,
+                      bytes_text(static_cast<double>(file.file_bytes())), file.key_values().size(),
+                      file.tensors().size()));
     print("\nKeys\n");
     print_keys(file);
     if (options.tensors) {

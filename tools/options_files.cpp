@@ -208,11 +208,12 @@ Command inspect_command(AllOptions& all) {
     command.summary = "show keys, tensors and memory need of a model";
     command.description =
         "Reads the header only. The memory estimate is for the context and cache types given.";
-    command.positionals = {argument_row(all, "MODEL", "model in GGUF format")};
+    command.positionals = {
+        argument_row(all, "MODEL", "GGUF file, or folder of a Hugging Face model")};
     std::vector<Option> context = context_rows(options.engine);
-    context.insert(context.begin(),
-                   file_row({"-m, --model", "FILE", "MODEL", "model in GGUF format"},
-                            options.engine.model_path));
+    context.insert(context.begin(), file_row({"-m, --model", "FILE", "MODEL",
+                                              "GGUF file, or folder of a Hugging Face model"},
+                                             options.engine.model_path));
     command.sections = {
         {"What to show",
          {switch_row({"--json", "", "", "as one JSON object"}, options.json),
@@ -241,7 +242,8 @@ Command tokenize_command(AllOptions& all) {
     command.description = "One token per line: id and text. Needs the tokenizer of the model only.";
     command.sections = {
         {"Options",
-         {file_row({"-m, --model", "FILE", "MODEL", "model in GGUF format"}, options.model),
+         {file_row({"-m, --model", "FILE", "MODEL", "GGUF file, or folder of a Hugging Face model"},
+                   options.model),
           std::move(prompt),
           file_row({"-f, --file", "FILE", "", "read the text from a file"}, options.file),
           switch_row({"--stdin", "", "", "read the text from stdin"}, options.from_stdin),

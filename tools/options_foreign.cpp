@@ -103,6 +103,9 @@ constexpr std::array kForeignCommands{
     ForeignFlags{"llama-bench", "did you mean 'bench'?"},
     ForeignFlags{"llama-perplexity", "did you mean 'perplexity'?"},
     ForeignFlags{"llama-quantize", "did you mean 'quantize'?"},
+    ForeignFlags{
+        "convert_hf_to_gguf convert_hf_to_gguf.py convert-hf-to-gguf llama-gguf-split gguf-split",
+        "did you mean 'convert'?"},
     ForeignFlags{"gguf-dump gguf_dump show llama-gguf", "did you mean 'inspect'?"},
     ForeignFlags{"llama-tokenize", "did you mean 'tokenize'?"},
     ForeignFlags{"test-backend-ops", "did you mean 'test-ops'?"},

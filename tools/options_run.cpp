@@ -8,7 +8,8 @@ namespace tessera {
 namespace {
 
 Option model_row(AllOptions& all, std::string& path) {
-    Option option = file_row({"-m, --model", "FILE", "MODEL", "model in GGUF format"}, path);
+    Option option = file_row(
+        {"-m, --model", "FILE", "MODEL", "GGUF file, or folder of a Hugging Face model"}, path);
     const auto set = option.set;
     option.set = [set, &all](const Occurrence& given) {
         set(given);
@@ -195,7 +196,7 @@ Command run_command(AllOptions& all) {
         "Without a prompt, a terminal starts a chat and a pipe is read as the prompt. The answer "
         "goes to stdout, everything else to stderr. The first Ctrl-C stops the answer, a second "
         "one quits.";
-    command.positionals = {argument_row(all, "MODEL", "model in GGUF format, unless -m names it"),
+    command.positionals = {argument_row(all, "MODEL", "as -m"),
                            argument_row(all, "PROMPT", "the prompt, unless -p gives it")};
     std::vector<Option> model = context_rows(all.run.engine);
     model.insert(model.begin(), model_row(all, all.run.engine.model_path));

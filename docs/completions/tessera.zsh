@@ -27,8 +27,8 @@ _tessera() {
     case "$command" in
     run)
         _arguments -S '--help[show the flags]' \
-            '*-m[model in GGUF format]:FILE:_files' \
-            '*--model=[model in GGUF format]:FILE:_files' \
+            '*-m[GGUF file, or folder of a Hugging Face model]:FILE:_files' \
+            '*--model=[GGUF file, or folder of a Hugging Face model]:FILE:_files' \
             '*-c[tokens of context; 0\: what the model was trained with]:N:' \
             '*--ctx-size=[tokens of context; 0\: what the model was trained with]:N:' \
             '*-b[most tokens that are submitted at a time]:N:' \
@@ -158,8 +158,8 @@ _tessera() {
             '*--verbose[say what was loaded and how memory is used]' ;;
     perplexity)
         _arguments -S '--help[show the flags]' \
-            '*-m[model in GGUF format]:FILE:_files' \
-            '*--model=[model in GGUF format]:FILE:_files' \
+            '*-m[GGUF file, or folder of a Hugging Face model]:FILE:_files' \
+            '*--model=[GGUF file, or folder of a Hugging Face model]:FILE:_files' \
             '*-c[tokens of context; 0\: what the model was trained with]:N:' \
             '*--ctx-size=[tokens of context; 0\: what the model was trained with]:N:' \
             '*-b[most tokens that are submitted at a time]:N:' \
@@ -227,8 +227,8 @@ _tessera() {
             '*--tensors[list the tensors]' \
             '*--no-tensors[list the tensors]' \
             '*--ops[list the fused ops that the backend has kernels for]' \
-            '*-m[model in GGUF format]:FILE:_files' \
-            '*--model=[model in GGUF format]:FILE:_files' \
+            '*-m[GGUF file, or folder of a Hugging Face model]:FILE:_files' \
+            '*--model=[GGUF file, or folder of a Hugging Face model]:FILE:_files' \
             '*-c[tokens of context; 0\: what the model was trained with]:N:' \
             '*--ctx-size=[tokens of context; 0\: what the model was trained with]:N:' \
             '*-b[most tokens that are submitted at a time]:N:' \
@@ -254,8 +254,8 @@ _tessera() {
             '::MODEL:_files' ;;
     tokenize)
         _arguments -S '--help[show the flags]' \
-            '*-m[model in GGUF format]:FILE:_files' \
-            '*--model=[model in GGUF format]:FILE:_files' \
+            '*-m[GGUF file, or folder of a Hugging Face model]:FILE:_files' \
+            '*--model=[GGUF file, or folder of a Hugging Face model]:FILE:_files' \
             '*-p[the text]:TEXT:' \
             '*--prompt=[the text]:TEXT:' \
             '*-f[read the text from a file]:FILE:_files' \

@@ -64,7 +64,9 @@ bool adds_bos_by_default(const VocabSource& source) {
 VocabSource vocab_from_gguf(const GgufFile& file) {
     VocabSource source;
     source.model = file.get_string("tokenizer.ggml.model").value_or("");
-    if (source.model.empty()) fail(file, "tokenizer.ggml.model is missing");
+    const bool is_folder = file.version() == 0;
+    if (source.model.empty())
+        fail(file, is_folder ? "has no tokenizer.json" : "tokenizer.ggml.model is missing");
     source.pre = file.get_string("tokenizer.ggml.pre").value_or("");
     const std::vector<std::string>* tokens = file.get_string_array(kTokens);
     if (tokens == nullptr || tokens->empty())

@@ -30,10 +30,11 @@ struct AddedToken {
 
 #define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define SPACES R"(\s*[\r\n]+|\s+(?!\S)|\s+)"
-#define CASED_WORD                                                                                   \
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)" CONTRACTIONS   \
-    R"(?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)" CONTRACTIONS \
-    "?|"
+#define UPPER R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])"
+#define LOWER R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])"
+#define LEAD R"([^\r\n\p{L}\p{N}]?)"
+#define CASED_WORD \
+    LEAD UPPER "*" LOWER "+" CONTRACTIONS "?|" LEAD UPPER "+" LOWER "*" CONTRACTIONS "?|"
 
 struct PreTokenizerRow {
     std::string_view steps;  ///< as describe_steps() writes them
@@ -58,6 +59,9 @@ constexpr PreTokenizerRow kPreTokenizers[] = {
     {"words and bytes", "gpt-2", ""},
 };
 #undef CASED_WORD
+#undef LEAD
+#undef LOWER
+#undef UPPER
 #undef SPACES
 #undef CONTRACTIONS
 

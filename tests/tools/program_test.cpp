@@ -87,6 +87,9 @@ TEST_F(Program, BadFilesAreExitCode3) {
     expect_refusal("quantize text.gguf out.gguf NVFP4", 3, "text.gguf");
     EXPECT_FALSE(fs::exists(folder_ / "out.gguf"));
     EXPECT_FALSE(fs::exists(folder_ / "out.gguf.part"));
+    for (const char* words : {"inspect .", "tokenize -p hi -m .", "run -p hi -m .", "bench -m .",
+                              "quantize . out.gguf NVFP4", "convert . out.gguf"})
+        expect_refusal(words, 3, ".: has no config.json");
 }
 
 TEST_F(Program, UnwritableOutputIsExitCode1) {
