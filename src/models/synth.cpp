@@ -293,8 +293,9 @@ class Builder {
     }
 
     /// Block formats leave out what real files keep finer: embedding and output matrix (as
-    /// `quantize` does for FP4) and the projections of the gates in Q8_0, routers in F32. What does
-    /// not divide into blocks falls back to Q8_0, or to BF16.
+    /// `quantize` does for FP4), the projections of the gates and the draft block (for whose scales
+    /// llama.cpp has no place) in Q8_0, routers in F32. What does not divide into blocks falls back
+    /// to Q8_0, or to BF16.
     DType type_of(const WeightRow& row) const {
         const std::string_view name = row.tensor;
         if (row.matrix == nullptr || has(name, "ffn_gate_inp")) return DType::kF32;
@@ -303,7 +304,8 @@ class Builder {
             return row.shape.back() % dtype_info(type).block_elements == 0;
         };
         const bool fine = name == "token_embd.weight" || name == "output.weight" ||
-                          has(name, "ssm_alpha") || has(name, "ssm_beta");
+                          has(name, "ssm_alpha") || has(name, "ssm_beta") ||
+                          name.starts_with(fmt::format("blk.{}.", shape_.layers));
         if (!fine && divides(spec_.type)) return spec_.type;
         return divides(DType::kQ8_0) ? DType::kQ8_0 : DType::kBF16;
     }

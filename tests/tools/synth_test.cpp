@@ -153,6 +153,7 @@ TEST(Synth, FormatsFallBackWhereTheyDoNotFit) {
     EXPECT_EQ(type("ffn_gate_inp"), DType::kF32);
     EXPECT_EQ(type("ffn_gate_inp_shexp"), DType::kF32);
     EXPECT_EQ(type("ssm_conv1d"), DType::kF32);
+    EXPECT_EQ(file.find_tensor("blk.4.nextn.eh_proj.weight")->dtype, DType::kQ8_0);
 }
 
 TEST(Synth, TakesTheVocabularyOfAnotherModel) {
