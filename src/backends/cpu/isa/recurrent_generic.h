@@ -31,8 +31,8 @@ struct Recurrence {
             int64_t col = 0;
             for (; col + 4 <= cols; col += 4)
                 transpose_block(x + row * stride + col, stride, 4, out + col * step + row, step);
-            if (col < cols && row + 4 < rows) {
-                // Reads a little of the row behind, which exists.
+            // Reads a little behind the fourth row, where that is still part of x.
+            if (col < cols && (row + 3) * stride + col + 4 <= (rows - 1) * stride + cols) {
                 transpose_block(x + row * stride + col, stride, cols - col, out + col * step + row,
                                 step);
                 continue;
