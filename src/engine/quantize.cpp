@@ -109,6 +109,7 @@ class TypeChooser {
         : options_(options), tied_(file.find_tensor("output.weight") == nullptr) {
         const std::string arch = file.get_string("general.architecture").value_or("");
         layers_ = file.get_int(arch + ".block_count").value_or(0);
+        trunk_ = layers_ - file.get_int(arch + ".nextn_predict_layers").value_or(0);
         for (const auto& [pattern, type] : options.tensor_types) {
             try {
                 patterns_.emplace_back(std::regex(pattern), type);
@@ -159,6 +160,11 @@ class TypeChooser {
         if (options_.target->name == "MXFP4_MOE" && tensor.shape[2] == 1) return DType::kQ8_0;
         int64_t layer = -1;
         if (std::sscanf(tensor.name.c_str(), "blk.%ld.", &layer) != 1) return type;
+        // Drafts have to agree with the trunk, gates of a recurrence act on every later token, and
+        // both are small.
+        const bool sensitive = layer >= trunk_ || contains(tensor.name, "ssm_alpha") ||
+                               contains(tensor.name, "ssm_beta");
+        if (sensitive && (type == DType::kNVFP4 || type == DType::kMXFP4)) return DType::kQ8_0;
         const bool value = contains(tensor.name, "attn_v.weight");
         const bool down = contains(tensor.name, "ffn_down");
         const int64_t n = layers_;
@@ -181,7 +187,7 @@ class TypeChooser {
 
     const QuantizeOptions& options_;
     bool tied_;
-    int64_t layers_ = 0;
+    int64_t layers_ = 0, trunk_ = 0;
     std::vector<std::pair<std::regex, DType>> patterns_;
     std::vector<bool> used_;
 };

@@ -15,6 +15,7 @@
 
 #include "core/error.h"
 #include "gguf/gguf_writer.h"
+#include "models/synth.h"
 
 namespace tessera {
 namespace {
@@ -200,6 +201,22 @@ TEST_F(Quantize, BytesDoNotDependOnThreads) {
     how.threads = 5;
     quantize(how);
     EXPECT_EQ(bytes_of(path("out.gguf")), one);
+}
+
+// Guards against a draft block in NVFP4 with second-level scales, which llama.cpp 0.3.36 refuses to
+// load, and against 4-bit gates of the recurrence.
+TEST_F(Quantize, HybridsKeepDraftBlocksAndGatesInEightBits) {
+    write_synth({.architecture = "qwen35", .shape = "tiny", .type = DType::kF16}, path("in.gguf"),
+                {});
+    quantize(options("NVFP4"));
+    const GgufFile file = GgufFile::open(path("out.gguf"));
+    const auto format = [&](const char* name) { return file.find_tensor(name)->dtype; };
+    EXPECT_EQ(format("blk.0.attn_qkv.weight"), DType::kNVFP4);
+    EXPECT_EQ(format("blk.0.ssm_alpha.weight"), DType::kQ8_0);
+    EXPECT_EQ(format("blk.0.ssm_beta.weight"), DType::kQ8_0);
+    EXPECT_EQ(format("blk.4.attn_q.weight"), DType::kQ8_0);
+    EXPECT_EQ(format("blk.4.nextn.eh_proj.weight"), DType::kQ8_0);
+    EXPECT_EQ(file.find_tensor("blk.4.attn_q.scale"), nullptr);
 }
 
 TEST_F(Quantize, CopyKeepsEveryTensor) {
