@@ -162,7 +162,8 @@ class TypeChooser {
         if (std::sscanf(tensor.name.c_str(), "blk.%ld.", &layer) != 1) return type;
         // Drafts have to agree with the trunk, gates of a recurrence act on every later token, and
         // both are small.
-        const bool sensitive = layer >= trunk_ || contains(tensor.name, "ssm_alpha") ||
+        const bool sensitive = (trunk_ < layers_ && layer >= trunk_) ||
+                               contains(tensor.name, "ssm_alpha") ||
                                contains(tensor.name, "ssm_beta");
         if (sensitive && (type == DType::kNVFP4 || type == DType::kMXFP4)) return DType::kQ8_0;
         const bool value = contains(tensor.name, "attn_v.weight");
