@@ -53,7 +53,10 @@ void check_compressed_tensors(const JsonObject& config, const std::string& folde
         if (std::find(kKnown.begin(), kKnown.end(), name) == kKnown.end())
             fail_scheme(folder, fmt::format("'compressed-tensors' with format '{}'", name));
     };
-    const std::string format = config.find_string("format").value_or("");
+    const std::optional<JsonObject> transforms = config.find_object("transform_config");
+    if (transforms && !transforms->json().empty())
+        fail_scheme(folder, "'compressed-tensors' with transformed weights");
+    const std::string format = config.find_string("format").value_or("mixed-precision");
     if (format != "mixed-precision") return check_format(format);
     const std::optional<JsonObject> groups = config.find_object("config_groups");
     if (!groups) return;
@@ -219,7 +222,7 @@ bool check_quantization_scheme(const JsonObject& config, const std::string& fold
     }
     if (!scheme) return false;
     const std::string method = scheme->find_string("quant_method").value_or(file ? "modelopt" : "");
-    if (method == "modelopt")
+    if (method.starts_with("modelopt"))  // some name the number format behind it
         check_modelopt(*scheme, folder);
     else if (method == "compressed-tensors")
         check_compressed_tensors(*scheme, folder);

@@ -45,8 +45,8 @@ bool check_quantization_scheme(const JsonObject& config, const std::string& fold
 std::optional<std::string> weight_name(const Checkpoint& checkpoint, std::string_view name);
 
 /// The weight `name` ("X.weight", or a name of its own), nothing when it is not there.
-/// UserError(kModel), one line: scales that are missing, of another shape or type, zero, NaN or
-/// infinite; an element type that is not read.
+/// UserError(kModel), one line: scales that are missing, of another shape or type, below zero, NaN
+/// or infinite; an element type that is not read.
 std::optional<StoredWeight> find_weight(const Checkpoint& checkpoint, const std::string& name);
 
 }  // namespace tessera

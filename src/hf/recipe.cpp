@@ -182,6 +182,7 @@ void produce(const Recipe& recipe, std::span<std::byte> out) {
             position += bytes;
         }
         SafetensorsFile::release_pages(*source.elements);
+        if (source.scales != nullptr) SafetensorsFile::release_pages(*source.scales);
     }
     check(position == out.data() + out.size(), "a recipe fills its tensor");
 }

@@ -124,6 +124,10 @@ TEST_F(BadFolder, QuantizationThatIsNotRead) {
           {"format", "mixed-precision"},
           {"config_groups", {{"g", {{"format", "int-quantized"}}}}}},
          "'compressed-tensors' with format 'int-quantized'"},
+        {{{"quant_method", "compressed-tensors"},
+          {"format", "nvfp4-pack-quantized"},
+          {"transform_config", {{"config_groups", {{"R4", 1}}}}}},
+         "'compressed-tensors' with transformed weights"},
         {{{"quant_method", "modelopt"}, {"quant_algo", "W4A8_AWQ"}},
          "'modelopt' with quant_algo 'W4A8_AWQ'"},
     };
