@@ -32,8 +32,8 @@ struct Batch {
     Tensor save_slots{};      ///< I32 [S] slot that receives a copy at save_positions[s], -1: none
     Tensor save_positions{};  ///< I32 [S] a multiple of kChunkTokens inside (first, last + 1] of
                               ///< the sequence's positions in this batch, prompt rows only
-    bool tentative = false;  ///< generated rows only: recurrent memory is read, not changed; what
-                             ///< `accept_recurrent` needs is logged
+    bool tentative = false;   ///< generated rows only: recurrent memory is read, not changed; what
+                              ///< `accept_recurrent` needs is logged
     int32_t row_count() const { return static_cast<int32_t>(tokens.shape[0]); }
     int32_t sequence_count() const { return static_cast<int32_t>(seq_start.shape[0]) - 1; }
 };

@@ -45,8 +45,7 @@ void Ops::qk_norm_rope_store(Exec& ex,
     kv_store(ex, k, v, batch, cache);
 }
 
-GemmInput Ops::glu_input(
-    Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
+GemmInput Ops::glu_input(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
     const int64_t rows = gate.rows();
     const int64_t heads = gate.rank == 3 ? gate.shape[1] : 1;
     const Tensor gated = ex.arena.allocate(DType::kF32, {rows, heads * gate.cols()});

@@ -298,7 +298,9 @@ class Ops {
     ///   (I + L) D = beta (V - exp(G) K S^T),  L_ij = beta_i exp(G_i - G_j) k_i.k_j (i > j),
     ///   out_i = (exp(G_i) S q_i + sum_{j <= i} exp(G_i - G_j) (q_i.k_j) D_j) / sqrt(dk),
     ///   S <- exp(G_C) S + sum_j exp(G_C - G_j) D_j k_j^T;
-    /// only differences of G are ever exponentiated. Everything in f32 or better.
+    /// only differences of G are ever exponentiated. Everything in f32 or better; the chunk form
+    /// may multiply operands split into two bf16 numbers as long as it stays within 1e-5 (relative
+    /// L2) of the recurrence. The CPU backend does so on AMX unless activations are f32.
     virtual void gated_delta_rule(Exec& ex,
                                   const Tensor& q,
                                   const Tensor& k,

@@ -39,8 +39,10 @@ constexpr double kStoredQ8 = 1e-6;
 
 // SSM_CONV: sums of at most 8 f32 products; states pass unchanged.
 constexpr double kConv = 1e-12;
-// GATED_DELTA_NET: f32 states that live for hundreds of tokens, against f64 within a token.
+// GATED_DELTA_NET: f32 states that live for hundreds of tokens, against f64 within a token. Prompt
+// rows may split operands into two bf16 numbers: the contract's 1e-5 of the norm.
 constexpr double kDelta = 1e-11;
+constexpr double kDeltaPrompt = 1e-10;
 
 // MOE_COMBINE: f32 sums of at most 16 products, which may nearly cancel where there are few.
 constexpr double kCombine = 1e-11;
@@ -128,8 +130,8 @@ double bound_of(const L2NormCase&, ActWants) {
 double bound_of(const GatesCase&, ActWants) {
     return kRowwise;
 }
-double bound_of(const DeltaCase&, ActWants) {
-    return kDelta;
+double bound_of(const DeltaCase& shape, ActWants) {
+    return shape.memory.prompt_runs > 0 ? kDeltaPrompt : kDelta;
 }
 double bound_of(const ExpertCase& shape, ActWants wanted) {
     const double product = product_bound(shape.weight, wanted, shape.t, shape.prompt_rows);

@@ -31,9 +31,10 @@ TEST(StatsLine, SaysWhatDraftingDid) {
     result.drafted = 40;
     result.accepted = 15;
     result.accepted_lengths = {8, 9, 3};
-    EXPECT_EQ(stats_line(result),
-              "prompt 10 tok | gen 41 tok 20.0 t/s | drafts 15 of 40 right (38%), rounds with 0, 1, "
-              "... right: 8 9 3, 1.60 tok a pass | 2.0 s | length");
+    EXPECT_EQ(
+        stats_line(result),
+        "prompt 10 tok | gen 41 tok 20.0 t/s | drafts 15 of 40 right (38%), rounds with 0, 1, "
+        "... right: 8 9 3, 1.60 tok a pass | 2.0 s | length");
 }
 
 // Guards against the rate of a whole prompt for one that was stopped in the middle.

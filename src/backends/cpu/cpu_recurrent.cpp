@@ -184,6 +184,7 @@ DeltaRun run_of(
 struct DeltaScratch {
     int64_t strips = 0;  ///< of a value head
     int64_t strip_floats = 0, key_floats = 0, square_floats = 0, delta_floats = 0;
+    int64_t tile_floats = 0;
     int64_t total = 0;
 };
 
@@ -197,8 +198,11 @@ DeltaScratch delta_scratch(const RecurrentKernels& kernels,
     out.key_floats = kChunkTokens * whole_lines(key_size);
     out.square_floats = kChunkTokens * kChunkTokens;
     out.delta_floats = kChunkTokens * kernels.strip_rows;
+    if (kernels.tile_floats != nullptr)
+        out.tile_floats = whole_lines(kernels.tile_floats(key_size));
     const int64_t chunk = group * out.strips * out.strip_floats + 5 * out.key_floats +
-                          4 * out.square_floats + 3 * kChunkTokens + out.delta_floats;
+                          4 * out.square_floats + 3 * kChunkTokens + out.delta_floats +
+                          out.tile_floats;
     const int64_t token = whole_lines(kernels.advance_floats(key_size)) + size * key_size;
     out.total = whole_lines(std::max(chunk, token));
     return out;
@@ -223,7 +227,8 @@ class PromptItem {
                  .q_transposed = take(sizes.key_floats),
                  .k_transposed = take(sizes.key_floats),
                  .kk = take(sizes.square_floats),
-                 .qk = take(sizes.square_floats)};
+                 .qk = take(sizes.square_floats),
+                 .tiles = take(sizes.tile_floats)};
         gates_ = {.solve = take(sizes.square_floats),
                   .mix = take(sizes.square_floats),
                   .since = take(kChunkTokens),
@@ -242,6 +247,7 @@ class PromptItem {
                 call_.kernels.load_strip(state(place.slot, key_head, unit), rows(unit),
                                          call_.key_size, strip);
         }
+        if (call_.kernels.enter != nullptr) call_.kernels.enter();
         for (int64_t t = 0; t < place.rows;) {
             const int64_t to_border = kChunkTokens - (place.position + t) % kChunkTokens;
             const int64_t tokens = std::min(to_border, place.rows - t);
@@ -253,6 +259,7 @@ class PromptItem {
             if (place.save_slot >= 0 && t == place.save_after)
                 store(place.save_slot, key_head, begin, end);
         }
+        if (call_.kernels.leave != nullptr) call_.kernels.leave();
         store(place.slot, key_head, begin, end);
     }
 

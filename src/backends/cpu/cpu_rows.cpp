@@ -251,7 +251,8 @@ CpuOps::Rows::Rows(Isa isa, const CpuOptions& options) {
         kernels = &row_kernels_avx512();
         prompt = isa == Isa::kAmx && tiles ? prompt_kernels_amx : prompt_kernels_avx512;
         split = split_kernels_avx512;
-        recurrent = &recurrent_kernels_avx512();
+        recurrent =
+            isa == Isa::kAmx && tiles ? &recurrent_kernels_amx() : &recurrent_kernels_avx512();
     } else if (isa == Isa::kAvx2) {
         kernels = &row_kernels_avx2();
         prompt = prompt_kernels_avx2;

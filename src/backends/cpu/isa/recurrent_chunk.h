@@ -185,18 +185,38 @@ struct Chunk {
         }
     }
 
-    /// D of the tokens [row, row + kRows), those before them being known.
-    template <int64_t kRows>
+    /// Products of tokens with a strip, [tokens][kStrip]: made tile by tile as they are needed.
+    struct StripProduct {
+        const float* tokens;  ///< in tiles
+        const float* strip;
+        template <int64_t kRows>
+        TESSERA_INLINE void load(int64_t row, int64_t key_size, Tile<kRows>& tile) const {
+            tile.clear();
+            tile.add_product(tokens + in_tile(row, key_size), strip, kStrip, key_size);
+        }
+    };
+    /// The same, made before.
+    struct ReadyProduct {
+        const float* values;
+        template <int64_t kRows>
+        TESSERA_INLINE void load(int64_t row, int64_t, Tile<kRows>& tile) const {
+            for (int64_t r = 0; r < kRows; ++r) {
+                tile.at[r][0] = V::load(values + (row + r) * kStrip);
+                tile.at[r][1] = V::load(values + (row + r) * kStrip + kWidth);
+            }
+        }
+    };
+
+    /// D of the tokens [row, row + kRows), those before them being known. `seen`: K S^T.
+    template <int64_t kRows, class Product>
     static TESSERA_INLINE void solve_tile(const DeltaRun& run,
-                                          const ChunkKeys& keys,
                                           const ChunkGates& gates,
-                                          const float* strip,
+                                          const Product& seen,
                                           int64_t row,
                                           float* deltas) {
         fetch(run, row, kRows);
         Tile<kRows> tile;
-        tile.clear();
-        tile.add_product(keys.k_rows + in_tile(row, run.key_size), strip, kStrip, run.key_size);
+        seen.load(row, run.key_size, tile);
         for (int64_t r = 0; r < kRows; ++r) {
             F first, second;
             load_live(run.v + (row + r) * run.v_stride, run.rows, first, second);
@@ -216,16 +236,15 @@ struct Chunk {
         tile.store(deltas + row * kStrip, kStrip);
     }
 
-    template <int64_t kRows>
+    /// `asked`: Q S^T.
+    template <int64_t kRows, class Product>
     static TESSERA_INLINE void output_tile(const DeltaRun& run,
-                                           const ChunkKeys& keys,
                                            const ChunkGates& gates,
-                                           const float* strip,
+                                           const Product& asked,
                                            int64_t row,
                                            const float* deltas) {
         Tile<kRows> tile;
-        tile.clear();
-        tile.add_product(keys.q_rows + in_tile(row, run.key_size), strip, kStrip, run.key_size);
+        asked.load(row, run.key_size, tile);
         tile.scale(gates.since + row);
         const float* left = gates.mix + in_tile(row, kSquare);
         tile.add_product(left, deltas, kStrip, row);
@@ -255,18 +274,20 @@ struct Chunk {
         }
     }
 
-    static void run_strip(const DeltaRun& run,
-                          const ChunkKeys& keys,
-                          const ChunkGates& gates,
-                          float* deltas,
-                          float* strip) {
+    /// D and the output of a chunk; D of every token is left decayed to the end of the chunk.
+    template <class Product>
+    static TESSERA_INLINE void solve_and_output(const DeltaRun& run,
+                                                const ChunkGates& gates,
+                                                const Product& seen,
+                                                const Product& asked,
+                                                float* deltas) {
         over_rows(
             run.tokens, [&](int64_t row, auto rows) __attribute__((always_inline)) {
-                solve_tile<rows.kRows>(run, keys, gates, strip, row, deltas);
+                solve_tile<rows.kRows>(run, gates, seen, row, deltas);
             });
         over_rows(
             run.tokens, [&](int64_t row, auto rows) __attribute__((always_inline)) {
-                output_tile<rows.kRows>(run, keys, gates, strip, row, deltas);
+                output_tile<rows.kRows>(run, gates, asked, row, deltas);
             });
         for (int64_t t = 0; t < run.tokens; ++t) {
             const F factor = V::set(gates.until[t]);
@@ -275,6 +296,15 @@ struct Chunk {
                 V::store(delta, V::mul(factor, V::load(delta)));
             }
         }
+    }
+
+    static void run_strip(const DeltaRun& run,
+                          const ChunkKeys& keys,
+                          const ChunkGates& gates,
+                          float* deltas,
+                          float* strip) {
+        solve_and_output(run, gates, StripProduct{keys.k_rows, strip},
+                         StripProduct{keys.q_rows, strip}, deltas);
         const F decay = V::set(gates.since[run.tokens - 1]);
         over_rows(
             run.key_size, [&](int64_t row, auto rows) __attribute__((always_inline)) {

@@ -57,6 +57,7 @@ struct ChunkKeys {
     float* k_transposed = nullptr;  ///< [key size][kChunkTokens]
     float* kk = nullptr;            ///< [j][i] k_i . k_j, i > j; kChunkTokens squared
     float* qk = nullptr;            ///< [j][i] q_i . k_j, i >= j
+    float* tiles = nullptr;         ///< `tile_floats` of the kernels' own
 };
 
 /// What the strips of a value head share in a chunk.
@@ -89,6 +90,11 @@ struct RecurrentKernels {
     /// The token recurrence over state [rows][key size]. Which tokens come in one call does not
     /// show in the bits.
     void (*advance)(const DeltaRun& run, float* scratch, float* state) = nullptr;
+    /// Floats of ChunkKeys::tiles; absent: none.
+    int64_t (*tile_floats)(int64_t key_size) = nullptr;
+    /// Around all chunk calls of a thread, where set.
+    void (*enter)() = nullptr;
+    void (*leave)() = nullptr;
     /// Fills `keys` from `tokens` rows of the run.
     void (*open_chunk)(const DeltaRun& run, const ChunkKeys& keys) = nullptr;
     void (*open_gates)(const DeltaRun& run,
@@ -110,6 +116,7 @@ const RecurrentKernels& recurrent_kernels_scalar();
 #if defined(__x86_64__)
 const RecurrentKernels& recurrent_kernels_avx2();
 const RecurrentKernels& recurrent_kernels_avx512();
+const RecurrentKernels& recurrent_kernels_amx();
 #endif
 
 }  // namespace tessera::cpu
