@@ -47,9 +47,10 @@ struct KvView {
 };
 
 /// One layer's recurrent memory, F32: a slot per open sequence (and per checkpoint). A sequence
-/// whose first row in a batch has position 0 starts from zeros, whatever its slot holds. The logs
-/// hold the inputs of the last tentative batch of each slot, for `accept_recurrent`; at most R rows
-/// a sequence. Slots of sequences come first; slots behind them hold checkpoints and have no log.
+/// whose first row in a batch has position 0 starts from zeros, whatever its slot holds (a
+/// tentative batch zeroes the slot then, so that accepting goes on from zeros). The logs hold the
+/// inputs of the last tentative batch of each slot, for `accept_recurrent`; at most R rows a
+/// sequence. Slots of sequences come first; slots behind them hold checkpoints and have no log.
 struct RecurrentView {
     Tensor conv;       ///< [slots, channels, taps - 1] last inputs of the convolution, oldest first
     Tensor state;      ///< [slots, value heads, value size, key size]

@@ -325,7 +325,8 @@ class Ops {
 
     // ---- experts ----
     /// ids I32 [T, k], weights F32 [T, k] of logits [T, E]; bias F32 [E] or absent. NaN logits
-    /// count as -inf for the choice, so that every id is valid.
+    /// count as -inf (weight 0; a row of nothing else is uniform under softmax), so that every id
+    /// is valid.
     virtual void route(Exec& ex,
                        const Tensor& logits,
                        const Tensor& bias,
