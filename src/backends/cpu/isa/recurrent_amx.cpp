@@ -88,30 +88,46 @@ bool fits(const DeltaRun& run) {
     return run.key_size % kStep == 0;
 }
 
-struct Halves {
-    __m512i high, low;  ///< bf16 bits in the lower half of every lane
-};
-inline Halves halves_of(__m512 x) {
-    const __m512i high = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
-    const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
-    const __m512i low = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(rest)));
-    return {high, low};
+/// bf16 bits of the rounded numbers, first 16 then 16 more.
+inline __m512i rounded(__m512 first, __m512 second) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
 }
 
-/// `count` rows of `cols` numbers to rows of a left operand; rows behind them, up to a whole tile,
-/// become zeros.
+/// The numbers whose bf16 bits are the upper halves of the lanes.
+inline __m512 upper(__m512i bits) {
+    return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)));
+}
+
+/// `count` rows of `cols` (a multiple of 32) numbers to rows of a left operand; rows behind them,
+/// up to `rows`, become zeros.
 void split_rows(
     const float* x, int64_t stride, int64_t count, int64_t rows, int64_t cols, const Split& out) {
+    const auto widened = [](__m256i bits) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    };
     for (int64_t row = 0; row < rows; ++row)
-        for (int64_t col = 0; col < cols; col += 16) {
-            const Halves halves =
-                row < count ? halves_of(_mm512_loadu_ps(x + row * stride + col)) : Halves{};
+        for (int64_t col = 0; col < cols; col += 32) {
+            __m512 first = _mm512_setzero_ps(), second = first;
+            if (row < count) {
+                first = _mm512_loadu_ps(x + row * stride + col);
+                second = _mm512_loadu_ps(x + row * stride + col + 16);
+            }
+            const __m512i high = rounded(first, second);
+            const __m512i low =
+                rounded(_mm512_sub_ps(first, widened(_mm512_castsi512_si256(high))),
+                        _mm512_sub_ps(second, widened(_mm512_extracti64x4_epi64(high, 1))));
             const int64_t at = (row * cols + col) * 2;
-            _mm256_store_si256(reinterpret_cast<__m256i*>(out.high + at),
-                               _mm512_cvtepi32_epi16(halves.high));
-            _mm256_store_si256(reinterpret_cast<__m256i*>(out.low + at),
-                               _mm512_cvtepi32_epi16(halves.low));
+            _mm512_store_si512(out.high + at, high);
+            _mm512_store_si512(out.low + at, low);
         }
+}
+
+/// Puts first[i] and second[i] side by side.
+inline __m512i paired(__m512i halves) {
+    alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                        21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                        11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), halves);
 }
 
 /// 32 columns of `rows` rows to a right operand; rows is a multiple of kStep.
@@ -119,13 +135,15 @@ void split_pairs(const float* x, int64_t stride, int64_t rows, const Split& out)
     for (int64_t pair = 0; 2 * pair < rows; ++pair)
         for (int64_t half = 0; half < 2; ++half) {
             const float* source = x + 2 * pair * stride + 16 * half;
-            const Halves first = halves_of(_mm512_load_ps(source));
-            const Halves second = halves_of(_mm512_load_ps(source + stride));
+            const __m512 first = _mm512_load_ps(source);
+            const __m512 second = _mm512_load_ps(source + stride);
+            const __m512i high = paired(rounded(first, second));
+            const __m512i low =
+                paired(rounded(_mm512_sub_ps(first, upper(_mm512_slli_epi32(high, 16))),
+                               _mm512_sub_ps(second, upper(high))));
             const int64_t at = (pair / 16 * 2 + half) * kTileBytes + pair % 16 * 64;
-            _mm512_store_si512(out.high + at,
-                               _mm512_or_si512(first.high, _mm512_slli_epi32(second.high, 16)));
-            _mm512_store_si512(out.low + at,
-                               _mm512_or_si512(first.low, _mm512_slli_epi32(second.low, 16)));
+            _mm512_store_si512(out.high + at, high);
+            _mm512_store_si512(out.low + at, low);
         }
 }
 
