@@ -3,7 +3,8 @@
 Usage: hf_folders.py TESSERA LLAMA_CPP_SOURCES WORK (TESSERA is the built program, WORK a scratch folder)
 
 Makes small folders: llama, llama with scaled rotation, qwen2 and qwen3 from random weights, and copies of
-the models in tests/data/models whose matrices are NVFP4 as ModelOpt and as compressed-tensors store them.
+the models in tests/data/models, as they are and with matrices in NVFP4 as ModelOpt and as compressed-tensors
+store them.
 Prints one line a folder; anything that differs is an error, but for the name and size label of the model and
 for numbers that pass through exp or cos, which may differ in the last bits.
 
@@ -23,23 +24,14 @@ from safetensors.torch import load_file, save_file
 from transformers import (LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
                           Qwen3ForCausalLM)
 
+from llamacpp_converter import convert
+
 MODELS = Path(__file__).resolve().parents[2] / "tests" / "data" / "models"
 E2M1 = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6])
 QUANTIZED = re.compile(r"(proj|proj_qkv|proj_z|proj_a|proj_b|fc)\.weight$")
 COMMON = dict(vocab_size=128, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
               intermediate_size=96, max_position_embeddings=1024, bos_token_id=None, eos_token_id=99)
 ROUNDED = ("ssm_a", "rope_freqs.weight")
-
-# The converter knows tokenizers by a checksum of what they make of a text; ours is too small.
-CONVERT = """
-import sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
-from conversion.base import TextModel
-TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen35"
-import convert_hf_to_gguf
-sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], "--outtype", "bf16"]
-convert_hf_to_gguf.main()
-"""
 
 
 def nvfp4(weight):
@@ -114,6 +106,8 @@ def random_model(target, kind, config):
 
 def make_folders(work):
     torch.manual_seed(1)
+    for name in ("qwen35", "qwen35moe", "qwen3moe"):
+        shutil.copytree(MODELS / name, work / name)
     quantized_copy("qwen35", work / "qwen35-modelopt", True)
     quantized_copy("qwen35", work / "qwen35-compressed", False)
     quantized_copy("qwen35moe", work / "qwen35moe-modelopt", True)
@@ -162,8 +156,7 @@ def main():
     for folder in sorted(path for path in work.iterdir() if path.is_dir()):
         ours, theirs = work / f"{folder.name}.gguf", work / f"{folder.name}.expected.gguf"
         subprocess.run([program, "convert", "--outtype", "bf16", folder, ours], check=True, capture_output=True)
-        subprocess.run([sys.executable, "-c", CONVERT, str(sources), str(folder), str(theirs)], check=True,
-                       capture_output=True)
+        convert(sources, folder, theirs)
         found = list(differences(GGUFReader(ours), GGUFReader(theirs)))
         print(f"{folder.name}: {len(found)} differences")
         print("".join(f"  {line}\n" for line in found[:10]), end="")

@@ -26,7 +26,6 @@ for the converter sentencepiece 0.2.3.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +36,8 @@ from safetensors.torch import save_file
 from transformers.masking_utils import create_causal_mask
 from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as sparse
+
+from llamacpp_converter import convert
 
 TOKENS = 332
 CHAINS = [5, 64, 200]
@@ -347,26 +348,6 @@ def make_qwen3moe(out):
                  tensors, ids, {"logits": logits})
 
 
-CONVERT = """
-import sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
-from conversion.base import TextModel
-# The converter knows tokenizers by a checksum of what they make of a text; ours is too small.
-TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen35"
-import convert_hf_to_gguf
-sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], "--outtype", "bf16"]
-convert_hf_to_gguf.main()
-"""
-
-
-def convert(sources, folder, path):
-    done = subprocess.run([sys.executable, "-c", CONVERT, str(Path(sources).resolve()), str(folder),
-                           str(path)], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(done.stderr[-3000:])
-    print(f"{path.name}: {path.stat().st_size} bytes")
-
-
 def main():
     out = Path(sys.argv[1])
     torch.manual_seed(0)
@@ -376,6 +357,7 @@ def main():
     make_qwen3moe(out)
     if len(sys.argv) > 2:
         convert(sys.argv[2], out / "qwen35moe", out / "qwen35moe.gguf")
+        print(f"qwen35moe.gguf: {(out / 'qwen35moe.gguf').stat().st_size} bytes")
 
 
 main()

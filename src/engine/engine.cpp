@@ -49,36 +49,55 @@ void Engine::Impl::reserve_logits(int64_t rows) {
     logits_capacity = rows;
 }
 
+/// Starts the index tensors of a pass anew.
+void Engine::Impl::clear_rows() {
+    buffers.tokens.clear();
+    buffers.positions.clear();
+    buffers.seq_start.assign(1, 0);
+    buffers.page_table.clear();
+}
+
+/// Adds the next sequence's tokens from `position` on to them; returns the keys that it then sees.
+int32_t Engine::Impl::add_rows(const Sequence& sequence,
+                               int32_t position,
+                               std::span<const int32_t> tokens) {
+    BatchBuffers& b = buffers;
+    const auto count = static_cast<int32_t>(tokens.size());
+    b.tokens.insert(b.tokens.end(), tokens.begin(), tokens.end());
+    for (int32_t i = 0; i < count; ++i) b.positions.push_back(position + i);
+    b.seq_start.push_back(static_cast<int32_t>(b.tokens.size()));
+    b.page_table.insert(b.page_table.end(), sequence.pages_.begin(), sequence.pages_.end());
+    b.page_table.resize(static_cast<size_t>(pages_per_sequence) * (b.seq_start.size() - 1), 0);
+    return position + count;
+}
+
+Tensor Engine::Impl::page_table() {
+    return make_tensor(buffers.page_table.data(), DType::kI32,
+                       {std::ssize(buffers.seq_start) - 1, pages_per_sequence});
+}
+
 Batch Engine::Impl::make_batch(const Pass& pass, std::span<const SequenceInput> inputs) {
     BatchBuffers& b = buffers;
-    b.tokens.clear();
-    b.positions.clear();
-    b.seq_start.assign(1, 0);
-    b.page_table.clear();
+    clear_rows();
     b.slots.clear();
     b.outputs = pass.outputs;
-    b.all_rows.resize(static_cast<size_t>(pass.rows));
-    std::iota(b.all_rows.begin(), b.all_rows.end(), 0);
+    if (drafting()) {
+        b.all_rows.resize(static_cast<size_t>(pass.rows));
+        std::iota(b.all_rows.begin(), b.all_rows.end(), 0);
+    }
     plan_saves(pass, inputs);
     int32_t visible = 0;
     for (const Segment& segment : pass.segments) {
         const SequenceInput& input = inputs[static_cast<size_t>(segment.input)];
-        const auto* tokens = input.tokens.data() + segment.first;
-        b.tokens.insert(b.tokens.end(), tokens, tokens + segment.count);
-        for (int32_t i = 0; i < segment.count; ++i) b.positions.push_back(segment.position + i);
-        b.seq_start.push_back(static_cast<int32_t>(b.tokens.size()));
-        const std::vector<int32_t>& pages = input.sequence->pages_;
-        b.page_table.insert(b.page_table.end(), pages.begin(), pages.end());
-        b.page_table.resize(static_cast<size_t>(pages_per_sequence) * (b.seq_start.size() - 1), 0);
-        visible = std::max(visible, segment.position + segment.count);
+        const auto tokens = input.tokens.subspan(static_cast<size_t>(segment.first),
+                                                 static_cast<size_t>(segment.count));
+        visible = std::max(visible, add_rows(*input.sequence, segment.position, tokens));
         b.slots.push_back(input.sequence->slot_);
     }
-    const auto sequences = static_cast<int64_t>(pass.segments.size());
     return {.tokens = int_tensor(b.tokens),
             .positions = int_tensor(b.positions),
             .seq_start = int_tensor(b.seq_start),
-            .page_table =
-                make_tensor(b.page_table.data(), DType::kI32, {sequences, pages_per_sequence}),
+            .page_table = page_table(),
             .outputs = int_tensor(drafting() ? b.all_rows : b.outputs),
             .prompt_rows = pass.prompt_rows,
             .prompt_outputs = drafting() ? pass.prompt_rows : pass.prompt_outputs,

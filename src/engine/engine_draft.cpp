@@ -118,23 +118,13 @@ void Engine::Impl::follow_accepted(Sequence& sequence, int32_t count) {
 Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last) {
     Exec ex{.arena = arena};
     BatchBuffers& b = buffers;
-    b.tokens.clear();
-    b.positions.clear();
-    b.seq_start.assign(1, 0);
-    b.page_table.clear();
+    clear_rows();
     b.outputs.clear();
     int32_t visible = 0;
     for (const DraftRows& part : rows) {
-        const auto count = static_cast<int32_t>(part.tokens.size());
-        take_pages(*part.sequence, part.position + count);
-        b.tokens.insert(b.tokens.end(), part.tokens.begin(), part.tokens.end());
-        for (int32_t i = 0; i < count; ++i) b.positions.push_back(part.position + i);
-        b.seq_start.push_back(static_cast<int32_t>(b.tokens.size()));
-        b.page_table.insert(b.page_table.end(), part.sequence->pages_.begin(),
-                            part.sequence->pages_.end());
-        b.page_table.resize(static_cast<size_t>(pages_per_sequence) * (b.seq_start.size() - 1), 0);
+        take_pages(*part.sequence, part.position + static_cast<int32_t>(part.tokens.size()));
+        visible = std::max(visible, add_rows(*part.sequence, part.position, part.tokens));
         if (want_last) b.outputs.push_back(b.seq_start.back() - 1);
-        visible = std::max(visible, part.position + count);
     }
     const Tensor hidden = arena.allocate(
         DType::kF32, {std::ssize(b.tokens), static_cast<int64_t>(model->info().width)});
@@ -144,8 +134,7 @@ Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bo
     const Batch batch{.tokens = int_tensor(b.tokens),
                       .positions = int_tensor(b.positions),
                       .seq_start = int_tensor(b.seq_start),
-                      .page_table = make_tensor(b.page_table.data(), DType::kI32,
-                                                {std::ssize(rows), pages_per_sequence}),
+                      .page_table = page_table(),
                       .outputs = int_tensor(b.outputs),
                       .prompt_rows = 0,
                       .prompt_outputs = 0,

@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "engine/engine.h"
@@ -85,6 +86,9 @@ struct Engine::Impl {
     void release_pages(Sequence& sequence, int32_t tokens);
     void plan_saves(const Pass& pass, std::span<const SequenceInput> inputs);
     int32_t checkpoint_slot(Sequence& sequence);
+    void clear_rows();
+    int32_t add_rows(const Sequence& sequence, int32_t position, std::span<const int32_t> tokens);
+    Tensor page_table();
     Batch make_batch(const Pass& pass, std::span<const SequenceInput> inputs);
     void reserve_logits(int64_t rows);
     void run_pass(const Pass& pass, std::span<const SequenceInput> inputs);

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "models/blocks/attention.h"
-#include "models/blocks/ffn.h"
+#include "models/blocks/feed_forward.h"
 #include "models/hparams.h"
 #include "models/weight_table.h"
 
@@ -12,8 +12,7 @@ namespace {
 
 struct Layer {
     AttentionWeights attention;
-    FfnWeights ffn;
-    MoeWeights moe;  ///< instead of ffn in a model with experts
+    FeedForwardWeights feed_forward;
 };
 
 class LlamaModel final : public Model {
@@ -30,7 +29,10 @@ class LlamaModel final : public Model {
 
   private:
     void add_layer_weights(int32_t index, std::vector<WeightRow>& rows);
-    void feed_forward(Ops& ops, Exec& ex, const Layer& layer, const Tensor& x);
+    void feed_forward(Ops& ops, Exec& ex, const Layer& layer, const Tensor& x) const {
+        feed_forward_block(ops, ex, layer.feed_forward, hparams_.experts.shape, hparams_.norm_eps,
+                           x);
+    }
 
     Hparams hparams_;
     AttentionShape shape_;
@@ -100,21 +102,7 @@ void LlamaModel::add_layer_weights(int32_t index, std::vector<WeightRow>& rows) 
         table.vector("attn_q_norm.weight", {info.head_size}, &a.q_norm);
         table.vector("attn_k_norm.weight", {info.head_size}, &a.k_norm);
     }
-    const bool experts = hparams_.experts.shape.experts > 0;
-    table.vector("ffn_norm.weight", {info.width}, experts ? &layer.moe.norm : &layer.ffn.norm);
-    if (experts) {
-        table.moe(info, hparams_.experts, layer.moe);
-    } else {
-        table.dense_ffn(info, layer.ffn);
-    }
-}
-
-void LlamaModel::feed_forward(Ops& ops, Exec& ex, const Layer& layer, const Tensor& x) {
-    if (hparams_.experts.shape.experts > 0) {
-        moe_block(ops, ex, layer.moe, hparams_.experts.shape, hparams_.norm_eps, x);
-    } else {
-        ffn_block(ops, ex, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu, x);
-    }
+    table.feed_forward("ffn_norm.weight", info, hparams_.experts, layer.feed_forward);
 }
 
 Tensor LlamaModel::forward(Ops& ops, Exec& ex, const Batch& batch, const Memory& memory) {

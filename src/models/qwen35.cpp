@@ -6,8 +6,7 @@
 
 #include "models/blocks/attention.h"
 #include "models/blocks/delta_net.h"
-#include "models/blocks/ffn.h"
-#include "models/blocks/moe.h"
+#include "models/blocks/feed_forward.h"
 #include "models/hparams.h"
 #include "models/weight_table.h"
 
@@ -19,8 +18,7 @@ struct Layer {
     bool recurrent = false;
     DeltaNetWeights mixer;       ///< recurrent layers
     AttentionWeights attention;  ///< the others
-    FfnWeights ffn;
-    MoeWeights moe;  ///< instead of ffn in a model with experts
+    FeedForwardWeights feed_forward;
 };
 
 /// Multi-token prediction: a layer of attention over the next token's embedding and the state.
@@ -63,7 +61,10 @@ class Qwen35Model final : public Model {
              const Tensor& x,
              const Batch& batch,
              const Memory& memory);
-    void feed_forward(Ops& ops, Exec& ex, const Layer& layer, const Tensor& x);
+    void feed_forward(Ops& ops, Exec& ex, const Layer& layer, const Tensor& x) const {
+        feed_forward_block(ops, ex, layer.feed_forward, hparams_.experts.shape, hparams_.norm_eps,
+                           x);
+    }
     const Weight& head() const { return head_.absent() ? embedding_ : head_; }
 
     Hparams hparams_;
@@ -195,14 +196,7 @@ void Qwen35Model::add_layer(int32_t index, Layer& layer, std::vector<WeightRow>&
         table.vector("attn_q_norm.weight", {info.head_size}, &a.q_norm);
         table.vector("attn_k_norm.weight", {info.head_size}, &a.k_norm);
     }
-    const bool experts = hparams_.experts.shape.experts > 0;
-    table.vector("post_attention_norm.weight", {info.width},
-                 experts ? &layer.moe.norm : &layer.ffn.norm);
-    if (experts) {
-        table.moe(info, hparams_.experts, layer.moe);
-    } else {
-        table.dense_ffn(info, layer.ffn);
-    }
+    table.feed_forward("post_attention_norm.weight", info, hparams_.experts, layer.feed_forward);
 }
 
 void Qwen35Model::add_draft_block(int32_t index, DraftBlock& block, std::vector<WeightRow>& rows) {
@@ -229,14 +223,6 @@ void Qwen35Model::mix(Ops& ops,
                         memory.recurrent[place]);
     } else {
         gated_attention_block(ops, ex, layer.attention, shape_, x, batch, memory.kv[place]);
-    }
-}
-
-void Qwen35Model::feed_forward(Ops& ops, Exec& ex, const Layer& layer, const Tensor& x) {
-    if (hparams_.experts.shape.experts > 0) {
-        moe_block(ops, ex, layer.moe, hparams_.experts.shape, hparams_.norm_eps, x);
-    } else {
-        ffn_block(ops, ex, layer.ffn, hparams_.norm_eps, Glu::kSwiGlu, x);
     }
 }
 

@@ -26,7 +26,20 @@ void LayerTable::vector(const char* part,
                      .vector = target});
 }
 
-void LayerTable::dense_ffn(const ModelInfo& info, FfnWeights& ffn) {
+void LayerTable::feed_forward(const char* norm,
+                              const ModelInfo& info,
+                              const ExpertHparams& experts,
+                              FeedForwardWeights& w) {
+    const bool has_experts = experts.shape.experts > 0;
+    vector(norm, {info.width}, has_experts ? &w.moe.norm : &w.dense.norm);
+    if (has_experts) {
+        moe(info, experts, w.moe);
+    } else {
+        dense(info, w.dense);
+    }
+}
+
+void LayerTable::dense(const ModelInfo& info, FfnWeights& ffn) {
     matrix("ffn_gate.weight", {info.ffn, info.width}, &ffn.gate);
     matrix("ffn_up.weight", {info.ffn, info.width}, &ffn.up);
     matrix("ffn_down.weight", {info.width, info.ffn}, &ffn.down);

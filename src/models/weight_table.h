@@ -4,9 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "models/blocks/attention.h"
-#include "models/blocks/ffn.h"
-#include "models/blocks/moe.h"
+#include "models/blocks/feed_forward.h"
 #include "models/hparams.h"
 #include "models/model.h"
 
@@ -19,12 +17,17 @@ class LayerTable {
     void matrix(const char* part, std::vector<int64_t> shape, Weight* target, bool required = true);
     void vector(const char* part, std::vector<int64_t> shape, Tensor* target, bool required = true);
 
-    /// ffn_gate, ffn_up, ffn_down.
-    void dense_ffn(const ModelInfo& info, FfnWeights& ffn);
-    /// Router, experts and, when `expert_ffn.shared` > 0, the shared expert.
-    void moe(const ModelInfo& info, const ExpertHparams& experts, MoeWeights& moe);
+    /// The norm called `norm` and ffn_gate, ffn_up, ffn_down; or, in a model with experts, router,
+    /// experts and, when experts.shared_ffn > 0, the shared expert.
+    void feed_forward(const char* norm,
+                      const ModelInfo& info,
+                      const ExpertHparams& experts,
+                      FeedForwardWeights& w);
 
   private:
+    void dense(const ModelInfo& info, FfnWeights& ffn);
+    void moe(const ModelInfo& info, const ExpertHparams& experts, MoeWeights& moe);
+
     int32_t index_;
     std::vector<WeightRow>& rows_;
 };

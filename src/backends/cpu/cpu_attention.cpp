@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "backends/cpu/cpu_work.h"
 #include "backends/cpu/isa/attention_kernels.h"
 #include "backends/cpu/isa/rows_kernels.h"
 #include "core/codec.h"
@@ -17,12 +18,6 @@ namespace {
 constexpr int32_t kSegmentPages = 64;
 /// Memory for the partial sums of generated rows, unless one row needs more.
 constexpr int64_t kPartialBytes = int64_t{4} << 20;
-/// Products of a call below which the team is not woken: about two microseconds of work.
-constexpr int64_t kWorthProducts = int64_t{64} << 10;
-
-int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
 
 /// Items of consecutive phases, separated by barriers. Every thread asks once in vain at the end of
 /// each phase, so the next phase starts `threads` numbers later.
@@ -50,14 +45,6 @@ class Dispenser {
     bool whole_team_;
     std::atomic<int64_t> next_{0};
 };
-
-template <class Task>
-void run_team(ThreadPool& pool, bool whole_team, const Task& task) {
-    if (whole_team)
-        pool.run(task);
-    else
-        task(0);
-}
 
 PageRows page_rows(const Tensor& pages, int64_t page, int64_t kv_head) {
     const int64_t offset = page * pages.stride[0] + kv_head * pages.stride[1];

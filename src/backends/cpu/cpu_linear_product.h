@@ -5,8 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include "backends/cpu/cpu_work.h"
 #include "backends/cpu/isa/linear_kernels.h"
-#include "backends/cpu/thread_pool.h"
 #include "core/weight.h"
 #include "ops/exec.h"
 
@@ -16,10 +16,6 @@ namespace tessera::cpu {
 inline constexpr int64_t kSerialWork = 48 << 10;
 /// Activations that should stay in the second-level cache while weights pass by.
 inline constexpr int64_t kActBytes = 1 << 20;
-
-inline int64_t round_up(int64_t value, int64_t unit) {
-    return (value + unit - 1) / unit * unit;
-}
 
 /// One family of rows of a product, or of two products with a gate between them.
 struct Product {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "backends/cpu/cpu_work.h"
 #include "backends/cpu/isa/recurrent_kernels.h"
 #include "backends/cpu/isa/rows_kernels.h"
 
@@ -17,24 +18,10 @@ namespace {
 
 /// Channels that a thread takes at once: taps and the rows of the window stay in the first cache.
 constexpr int64_t kChannelBlock = 512;
-/// Work of a call below which the team is not woken: about two microseconds.
-constexpr int64_t kWorthProducts = int64_t{64} << 10;
 constexpr int64_t kLineFloats = 16;
 
-int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 int64_t whole_lines(int64_t floats) {
-    return ceil_div(floats, kLineFloats) * kLineFloats;
-}
-
-template <class Task>
-void run_team(ThreadPool& pool, bool whole_team, const Task& task) {
-    if (whole_team)
-        pool.run(task);
-    else
-        task(0);
+    return round_up(floats, kLineFloats);
 }
 
 /// body(item, thread) for every item; which thread takes which does not show.
@@ -324,7 +311,7 @@ struct Blocks {
 };
 Blocks value_blocks(const RecurrentKernels& kernels, int64_t heads, int64_t size, int32_t threads) {
     const int64_t wanted = heads >= 4 * threads ? 1 : ceil_div(4 * threads, heads);
-    const int64_t rows = ceil_div(ceil_div(size, wanted), kernels.tile_rows) * kernels.tile_rows;
+    const int64_t rows = round_up(ceil_div(size, wanted), kernels.tile_rows);
     return {ceil_div(size, rows), rows};
 }
 

@@ -14,6 +14,7 @@
 #    include <immintrin.h>
 
 #    include "backends/cpu/isa/attention_kernels.h"
+#    include "backends/cpu/isa/tiles_amx.h"
 #    include "backends/cpu/isa/vector_math.h"
 
 namespace tessera::cpu {
@@ -79,11 +80,6 @@ int64_t state_floats(int32_t head_size) {
 int64_t scratch_bytes(int32_t head_size) {
     const int64_t page = kKeys * kLanes * 4 + kKeys * kLanes * 2;
     return kHalves * (head_size / 32 * kTileBytes + kBatch * page);
-}
-
-/// The compiler's tile loads do not say that they read memory: nothing may be moved across them.
-inline void settle_memory() {
-    asm volatile("" ::: "memory");
 }
 
 void transpose_16x16(__m512i rows[16]) {
@@ -180,24 +176,6 @@ void pack_page(const PageRows& keys,
             for (int32_t row = 0; row < 16; ++row)
                 _mm512_store_si512(transposed + (dim + row) * kKeys * 2 + step * 64, pairs[row]);
         }
-}
-
-/// Palette 1, eight tiles of 16 rows x 64 bytes. A constant object: the compiler's intrinsic reads
-/// all 64 bytes but tells the optimiser of 8, so stores to a local one may vanish.
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(TileConfig) == 64, "the layout that LDTILECFG reads");
-constexpr TileConfig kTileConfig;
-
-void enter() {
-    _tile_loadconfig(&kTileConfig);
-}
-
-void leave() {
-    _tile_release();
 }
 
 /// The columns of a block: where they read and write, and what they see.
@@ -559,8 +537,8 @@ const PromptKernels& prompt_kernels_amx(int32_t head_size) {
                                                .state_floats = state_floats,
                                                .scratch_bytes = scratch_bytes,
                                                .pack_page = pack_page,
-                                               .enter = enter,
-                                               .leave = leave,
+                                               .enter = enter_tiles,
+                                               .leave = leave_tiles,
                                                .attend = attend};
     if (head_size % 32 != 0) return prompt_kernels_avx512(head_size);
     return kKernels;

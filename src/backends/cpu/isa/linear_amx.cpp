@@ -22,6 +22,7 @@
 #    include <source_location>
 
 #    include "backends/cpu/isa/linear_formats.h"
+#    include "backends/cpu/isa/tiles_amx.h"
 #    include "backends/cpu/isa/vector_math.h"
 #    include "core/error.h"
 
@@ -177,32 +178,17 @@ class PanelFill {
     std::byte* tile_;
 };
 
-struct alignas(64) TileConfig {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
 /// Tiles 0..3: sums of (tokens 0..15, 16..31) x (weight rows 0..15, 16..31); 4, 5: activations; 6,
 /// 7: weights. `upper` may be 0: then only the tiles of the first 16 tokens are used.
 void configure(int64_t lower, int64_t upper) {
     TileConfig config;
     const int64_t rows[8] = {lower, lower, upper, upper, lower, upper, 16, 16};
     for (int tile = 0; tile < 8; ++tile) {
-        config.row_bytes[tile] = 64;
         config.rows[tile] = static_cast<uint8_t>(std::max<int64_t>(rows[tile], 1));
     }
     // g++ tells the optimiser of only eight bytes read here and of none in tile loads.
     asm volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
-}
-
-/// Stores before it are in memory for the tile loads behind it, which the optimiser does not see as
-/// reads.
-TESSERA_INLINE void order_memory() {
-    asm volatile("" : : : "memory");
 }
 
 struct Step {
@@ -363,7 +349,7 @@ void multiply(const Step& at, int64_t eights, PanelFill<kFormat>& next, Finish& 
         if (!before.done()) before.step();
         if (!before.done()) before.step();
         for (int64_t i = 0; i < eights && !next.done(); ++i) next.step();
-        order_memory();
+        settle_memory();
     }
     before.finish();
 }
@@ -458,7 +444,7 @@ void narrow_tile(const PanelTask& task, const Side sides[2], std::byte* ring, Fi
             std::byte* tiles = ring + u % (2 * kAheadUnits) * 2 * kTileBytes;
             fill_unit<kFormat>(reader, sides[0], u, tiles);
             fill_unit<kFormat>(reader, sides[1], u, tiles + kTileBytes);
-            order_memory();
+            settle_memory();
         }
         const int64_t ready = u - kAheadUnits;
         if (ready < 0) continue;
@@ -469,7 +455,7 @@ void narrow_tile(const PanelTask& task, const Side sides[2], std::byte* ring, Fi
         else
             multiply_one(step, 0);
         if (!before.done()) before.step();
-        order_memory();
+        settle_memory();
     }
     before.finish();
 }
@@ -495,7 +481,7 @@ void narrow_panels(const PanelTask& task, std::byte* scratch) {
             narrow_tile<false, kFormat>(task, sides, scratch, before);
         float* own = sums + tile % 2 * 1024;
         store_sums(two, own);
-        order_memory();
+        settle_memory();
         before.start(tile, 0, task.tokens, own);
     }
     before.finish();
@@ -521,7 +507,7 @@ void panels_of(const PanelTask& task, std::byte* scratch) {
         PanelFill<kFormat> next(task, following, panel[now ^ 1]);
         run_job(task, job, panel[now], sums, next, before);
         next.finish();
-        order_memory();
+        settle_memory();
     }
     before.finish();
     _tile_release();

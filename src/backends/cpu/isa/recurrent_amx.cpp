@@ -8,6 +8,7 @@
 #    include <immintrin.h>
 
 #    include "backends/cpu/isa/recurrent_chunk.h"
+#    include "backends/cpu/isa/tiles_amx.h"
 
 namespace tessera::cpu {
 namespace {
@@ -18,29 +19,6 @@ constexpr int64_t kStripRows = Base::kStrip;
 constexpr int64_t kStep = 32;  ///< terms of a sum that one tile instruction takes
 constexpr int64_t kTileBytes = 1024;
 static_assert(kStripRows == 32, "a strip is two tiles wide");
-
-/// Palette 1, eight tiles of 16 rows x 64 bytes. A constant object: the compiler's intrinsic reads
-/// all 64 bytes but tells the optimiser of 8, so stores to a local one may vanish.
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(TileConfig) == 64, "the layout that LDTILECFG reads");
-constexpr TileConfig kTileConfig;
-
-void enter() {
-    _tile_loadconfig(&kTileConfig);
-}
-
-void leave() {
-    _tile_release();
-}
-
-/// Tile loads are not known to the compiler as reads of memory.
-inline void settle_memory() {
-    asm volatile("" ::: "memory");
-}
 
 /// A matrix in two parts. Left operands: rows of bf16 as they lie. Right operands: tiles
 /// [step][2][16 pairs of rows][16 columns].
@@ -263,8 +241,8 @@ const RecurrentKernels& recurrent_kernels_amx() {
     static const RecurrentKernels kKernels = [] {
         RecurrentKernels kernels = make_recurrent_kernels<Wide512>();
         kernels.tile_floats = tile_floats;
-        kernels.enter = enter;
-        kernels.leave = leave;
+        kernels.enter = enter_tiles;
+        kernels.leave = leave_tiles;
         kernels.open_chunk = open_chunk;
         kernels.run_strip = run_strip;
         return kernels;
