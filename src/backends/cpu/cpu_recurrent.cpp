@@ -276,19 +276,25 @@ class PromptItem {
             const bool last = unit + 1 == end;
             Place ahead = part;
             if (last) ahead.begin += part.rows;
-            const int64_t exist = std::min<int64_t>(kChunkTokens, call_.v.rows() - ahead.begin);
-            if (exist > 0) {
-                const int64_t next = last ? begin : unit + 1;
-                const DeltaRun then =
-                    run_of(call_, ahead, head(key_head, next), first_row(next), rows(next));
-                upcoming_ = {{{then.v, then.v_stride, then.rows, exist},
-                              {then.out, then.out_stride, then.rows, exist},
-                              {then.q, then.q_stride, call_.key_size, exist},
-                              {then.k, then.k_stride, call_.key_size, exist}}};
-                run.upcoming = upcoming_.data();
-                // The last unit looks ahead to the next chunk, which starts with its keys.
-                run.upcoming_count = last ? 4 : 2;
-            }
+            const int64_t next = last ? begin : unit + 1;
+            const DeltaRun then =
+                run_of(call_, ahead, head(key_head, next), first_row(next), rows(next));
+            const int64_t exist =
+                std::clamp<int64_t>(call_.v.rows() - ahead.begin, 0, kChunkTokens);
+            // Each unit fetches its share of the next chunk's keys and queries.
+            const int64_t after = part.begin + part.rows, of = end - begin;
+            const int64_t more = std::clamp<int64_t>(call_.v.rows() - after, 0, kChunkTokens);
+            const int64_t row = more * (unit - begin) / of;
+            const int64_t share = more * (unit + 1 - begin) / of - row;
+            Place beyond = part;
+            beyond.begin = after + row;
+            const DeltaRun keys = run_of(call_, beyond, head(key_head, unit), 0, 0);
+            upcoming_ = {{{then.v, then.v_stride, then.rows, exist},
+                          {then.out, then.out_stride, then.rows, exist},
+                          {keys.q, keys.q_stride, call_.key_size, share},
+                          {keys.k, keys.k_stride, call_.key_size, share}}};
+            run.upcoming = upcoming_.data();
+            run.upcoming_count = std::ssize(upcoming_);
             if (unit == begin || unit % sizes_.strips == 0)
                 call_.kernels.open_gates(run, keys_, gates_);
             call_.kernels.run_strip(run, keys_, gates_, deltas_,

@@ -133,25 +133,32 @@ struct Chunk {
             V::store(out + i, exp_of<V>(V::load(out + i)));
     }
 
-    static void open_gates(const DeltaRun& run, const ChunkKeys& keys, const ChunkGates& gates) {
+    /// since, until and beta; `sums`: of the decays up to each token, the last one's behind it.
+    static void open_tokens(const DeltaRun& run, const ChunkGates& gates, double* sums) {
         // In f64: a strong decay must not cost the weak ones around it their digits.
-        double sums[kSquare] = {}, negative[kSquare] = {};
-        double sum = 0.0;
-        for (int64_t i = 0; i < kSquare; ++i) gates.beta[i] = 0.0f;
-        for (int64_t i = 0; i < run.tokens; ++i) {
-            const double decay = run.log_decay[i * run.decay_stride];
-            sum += decay < kLowestDecay ? kLowestDecay : decay;
+        double sum = 0.0, negative[kSquare];
+        for (int64_t i = 0; i < kSquare; ++i) {
+            gates.beta[i] = 0.0f;
+            if (i < run.tokens) {
+                const double decay = run.log_decay[i * run.decay_stride];
+                sum += decay < kLowestDecay ? kLowestDecay : decay;
+                gates.beta[i] = run.beta[i * run.beta_stride];
+            }
             sums[i] = sum;
             negative[i] = -sum;
-            gates.beta[i] = run.beta[i * run.beta_stride];
         }
         exponentials(sums, 0.0, gates.since);
         exponentials(negative, sum, gates.until);
+    }
+
+    static void open_gates(const DeltaRun& run, const ChunkKeys& keys, const ChunkGates& gates) {
+        double sums[kSquare];
+        open_tokens(run, gates, sums);
         float differences[kSquare];
         for (int64_t j = 0; j < run.tokens; ++j) {
             const int64_t begin = j / kWidth * kWidth;
             for (int64_t i = begin; i < kSquare; ++i)
-                differences[i] = static_cast<float>(sums[i] + negative[j]);
+                differences[i] = static_cast<float>(sums[i] - sums[j]);
             for (int64_t i = begin; i < run.tokens; i += kWidth) {
                 const F decay = exp_of<V>(V::load(differences + i));
                 const F beta = V::sub(V::zero(), V::load(gates.beta + i));
@@ -175,6 +182,18 @@ struct Chunk {
         second = V::load(buffer + kWidth);
     }
 
+    static TESSERA_INLINE void store_live(F first, F second, int64_t rows, float* out) {
+        if (rows == kStrip) {
+            V::store(out, first);
+            V::store(out + kWidth, second);
+            return;
+        }
+        float buffer[kStrip];
+        V::store(buffer, first);
+        V::store(buffer + kWidth, second);
+        std::memcpy(out, buffer, static_cast<size_t>(rows) * sizeof(float));
+    }
+
     static void fetch(const DeltaRun& run, int64_t row, int64_t rows) {
         constexpr int64_t kLine = 16;
         for (int64_t k = 0; k < run.upcoming_count; ++k) {
@@ -195,18 +214,6 @@ struct Chunk {
             tile.add_product(tokens + in_tile(row, key_size), strip, kStrip, key_size);
         }
     };
-    /// The same, made before.
-    struct ReadyProduct {
-        const float* values;
-        template <int64_t kRows>
-        TESSERA_INLINE void load(int64_t row, int64_t, Tile<kRows>& tile) const {
-            for (int64_t r = 0; r < kRows; ++r) {
-                tile.at[r][0] = V::load(values + (row + r) * kStrip);
-                tile.at[r][1] = V::load(values + (row + r) * kStrip + kWidth);
-            }
-        }
-    };
-
     /// D of the tokens [row, row + kRows), those before them being known. `seen`: K S^T.
     template <int64_t kRows, class Product>
     static TESSERA_INLINE void solve_tile(const DeltaRun& run,
@@ -259,18 +266,8 @@ struct Chunk {
         }
         const F scale = V::set(1.0f / __builtin_sqrtf(static_cast<float>(run.key_size)));
         for (int64_t r = 0; r < kRows; ++r) {
-            float* out = run.out + (row + r) * run.out_stride;
-            const F first = V::mul(scale, tile.at[r][0]);
-            const F second = V::mul(scale, tile.at[r][1]);
-            if (run.rows == kStrip) {
-                V::store(out, first);
-                V::store(out + kWidth, second);
-            } else {
-                float buffer[kStrip];
-                V::store(buffer, first);
-                V::store(buffer + kWidth, second);
-                std::memcpy(out, buffer, static_cast<size_t>(run.rows) * sizeof(float));
-            }
+            store_live(V::mul(scale, tile.at[r][0]), V::mul(scale, tile.at[r][1]), run.rows,
+                       run.out + (row + r) * run.out_stride);
         }
     }
 
