@@ -1,7 +1,25 @@
 // Default bodies of the fused ops: the composition that every override is tested against.
 #include "ops/ops.h"
 
+#include <cstring>
+
 namespace tessera {
+
+void Ops::write(void* to, const void* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
+}
+
+void Ops::read(void* to, const void* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
+}
+
+Tensor Ops::stage(Exec&, const Tensor& host) {
+    return host;
+}
+
+std::unique_ptr<Recording> Ops::record(const std::function<void()>&) {
+    return nullptr;
+}
 
 void Ops::linear_many(Exec& ex,
                       const GemmInput& x,

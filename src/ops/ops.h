@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -115,6 +116,13 @@ struct OpCount {
     double bytes = 0;  ///< operands read and written once
 };
 
+/// Ops that were recorded once and run again with the same addresses.
+class Recording {
+  public:
+    virtual ~Recording() = default;
+    virtual void replay() = 0;
+};
+
 class Ops {
   public:
     virtual ~Ops() = default;
@@ -134,6 +142,22 @@ class Ops {
     /// Zero-filled memory of this device that lives as long as the backend (weights, key/value
     /// pages, state).
     virtual std::byte* allocate(size_t bytes) = 0;
+    /// Whether the host reads and writes this device's memory as its own. Otherwise write(), read()
+    /// and stage() are the only ways in and out.
+    virtual bool on_host() const { return true; }
+    /// Bytes that allocate() and upload() can still give; the host's memory by default: -1, ask the
+    /// system.
+    virtual int64_t available_bytes() const { return -1; }
+    /// Host memory to device memory, in order with the ops around it; `from` is free on return.
+    virtual void write(void* to, const void* from, size_t bytes);
+    /// Device memory to host memory, after all ops so far. Throws UserError for what those ops found
+    /// wrong with their operands where they could not say so themselves.
+    virtual void read(void* to, const void* from, size_t bytes);
+    /// A contiguous host tensor where ops can read it: itself, or a copy in ex.arena.
+    virtual Tensor stage(Exec& ex, const Tensor& host);
+    /// Records the ops that `work` asks for (nothing runs, no read, no write) for replay; nullptr
+    /// when this backend has no such thing.
+    virtual std::unique_ptr<Recording> record(const std::function<void()>& work);
     /// Bytes that `upload` will take for this weight (data pointer not read).
     virtual int64_t upload_bytes(const HostWeight& weight) const = 0;
     /// Activation formats that a weight of this format will want: what `upload` sets, known

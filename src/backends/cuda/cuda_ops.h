@@ -1,0 +1,185 @@
+#pragma once
+// The CUDA backend: one class, its methods by family in linear/, rows/, attention/, recurrent/,
+// experts/ and sample/. Everything is queued on one stream in the order of the calls; the host waits
+// only in read(). This header knows nothing of CUDA's.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace tessera::cuda {
+
+class Device;  // device.cuh
+
+struct CudaOptions {
+    int32_t device = 0;  ///< as CUDA_VISIBLE_DEVICES numbers them
+    /// Formats of the activations of prompt rows and generated rows before a quantized or 16-bit
+    /// weight: kF32 or kBF16. F32 weights take f32 activations always.
+    ActFormat act_prompt = ActFormat::kBF16;
+    ActFormat act_generated = ActFormat::kBF16;
+    bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
+    bool synchronous = false;  ///< wait after every kernel, so that a fault names the right one
+};
+
+class CudaOps final : public Ops {
+  public:
+    /// UserError(kDevice): no driver, no such device, no kernels for it.
+    explicit CudaOps(const CudaOptions& options);
+    ~CudaOps() override;
+
+    std::string_view name() const override { return name_; }
+    std::string description() const override;
+    std::vector<std::string_view> overrides() const override;
+    void set_op_timing(bool on) override;
+    std::vector<OpCount> op_counts() const override;
+    void reset_op_counts() override;
+
+    // ---- cuda_ops.cu: memory ----
+    bool on_host() const override { return false; }
+    std::byte* allocate(size_t bytes) override;
+    int64_t available_bytes() const override;
+    void write(void* to, const void* from, size_t bytes) override;
+    void read(void* to, const void* from, size_t bytes) override;
+    Tensor stage(Exec& ex, const Tensor& host) override;
+    std::unique_ptr<Recording> record(const std::function<void()>& work) override;
+
+    // ---- linear/ ----
+    int64_t upload_bytes(const HostWeight& weight) const override;
+    ActWants wants(DType weight_format) const override;
+    Weight upload(const HostWeight& weight) override;
+    void linear(Exec& ex,
+                const GemmInput& x,
+                const Weight& weight,
+                const Tensor& bias,
+                const Tensor& out,
+                Accumulate accumulate) override;
+
+    // ---- rows/ ----
+    void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;
+    GemmInput prepare(Exec& ex, const Tensor& x, ActWants wants) override;
+    void rms_norm(
+        Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) override;
+    GemmInput rms_norm_input(
+        Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants) override;
+    void glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) override;
+    GemmInput glu_input(
+        Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) override;
+    void l2_norm(Exec& ex, const Tensor& x, float eps) override;
+    void add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) override;
+    void softmax(
+        Exec& ex, const Tensor& x, const Tensor& visible, float scale, const Tensor& out) override;
+    void rope(Exec& ex,
+              const Tensor& x,
+              const Tensor& positions,
+              const Tensor& freq_factors,
+              const RopeParams& params) override;
+    void copy(Exec& ex, const Tensor& from, const Tensor& to) override;
+    void concat(
+        Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out) override;
+    void gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) override;
+    GemmInput gated_rms_norm_input(Exec& ex,
+                                   const Tensor& x,
+                                   const Tensor& gain,
+                                   float eps,
+                                   const Tensor& z,
+                                   ActWants wants) override;
+
+    // ---- attention/ ----
+    void kv_store(Exec& ex,
+                  const Tensor& k,
+                  const Tensor& v,
+                  const Batch& batch,
+                  const KvView& cache) override;
+    void attention(Exec& ex,
+                   const Tensor& q,
+                   const Batch& batch,
+                   const KvView& cache,
+                   const AttentionParams& params,
+                   const Tensor& out) override;
+
+    // ---- recurrent/ ----
+    void causal_conv(Exec& ex,
+                     const Tensor& u,
+                     const Tensor& taps,
+                     const Batch& batch,
+                     const RecurrentView& memory,
+                     const Tensor& out) override;
+    void delta_gates(Exec& ex,
+                     const Tensor& a,
+                     const Tensor& b,
+                     const Tensor& bias,
+                     const Tensor& rate,
+                     const Tensor& log_decay,
+                     const Tensor& beta) override;
+    void gated_delta_rule(Exec& ex,
+                          const Tensor& q,
+                          const Tensor& k,
+                          const Tensor& v,
+                          const Tensor& log_decay,
+                          const Tensor& beta,
+                          const Batch& batch,
+                          const RecurrentView& memory,
+                          const Tensor& out) override;
+    void accept_recurrent(Exec& ex,
+                          const Tensor& slots,
+                          const Tensor& counts,
+                          const RecurrentView& memory) override;
+
+    // ---- experts/ ----
+    void route(Exec& ex,
+               const Tensor& logits,
+               const Tensor& bias,
+               const RouteParams& params,
+               const Tensor& ids,
+               const Tensor& weights) override;
+    ExpertWork group_experts(Exec& ex, const Tensor& ids, int32_t experts) override;
+    void linear_experts(Exec& ex,
+                        const GemmInput& x,
+                        const ExpertWork& work,
+                        const Weight& weight,
+                        const Tensor& out) override;
+    void combine(Exec& ex,
+                 const Tensor& y,
+                 const Tensor& weights,
+                 const Tensor& out,
+                 Accumulate accumulate) override;
+
+    // ---- sample/ ----
+    void argmax(Exec& ex, const Tensor& logits, const Tensor& ids) override;
+    void sample(Exec& ex,
+                const Tensor& logits,
+                std::span<const SampleParams> params,
+                std::span<const std::span<const int32_t>> history,
+                std::span<const float> uniforms,
+                const Tensor& ids) override;
+
+    /// Counts a call of an op by name; with timing on, measures it on the device.
+    class Timed {
+      public:
+        Timed(CudaOps& ops, std::string_view op, double flops, double bytes);
+        ~Timed();
+        Timed(const Timed&) = delete;
+        Timed& operator=(const Timed&) = delete;
+
+      private:
+        CudaOps& ops_;
+        size_t index_;
+    };
+
+  private:
+    struct Timing;  ///< events that have not been read yet
+
+    CudaOptions options_;
+    std::string name_;
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<Timing> timing_;
+    std::vector<OpCount> counts_;
+};
+
+}  // namespace tessera::cuda

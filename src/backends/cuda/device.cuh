@@ -1,0 +1,115 @@
+#pragma once
+// The card, its stream, and the one way to launch a kernel on it. Every .cu file of the backend
+// includes this; nothing outside the backend does.
+
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "backends/cuda/cuda_ops.h"
+
+namespace tessera::cuda {
+
+/// What a kernel found wrong with its operands, first come first kept; read() turns it into a
+/// UserError.
+enum class Fault : int32_t {
+    kNone = 0,
+    kExpertId  ///< an expert id outside [0, experts): argument 0 the id, argument 1 the experts
+};
+struct FaultWord {
+    int32_t fault;
+    int32_t arguments[2];
+};
+
+/// UserError(kDevice) that names the call when `status` is a failure.
+void check_cuda(cudaError_t status, std::string_view what);
+
+class Device {
+  public:
+    explicit Device(const CudaOptions& options);
+    ~Device();
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+
+    cudaStream_t stream() const { return stream_; }
+    const cudaDeviceProp& properties() const { return properties_; }
+    int32_t multiprocessors() const { return properties_.multiProcessorCount; }
+    /// Device address that kernels report faults to.
+    FaultWord* faults() const { return faults_; }
+
+    /// kernel<<<grid, block, shared bytes>>>(arguments...) on the stream. A launch that fails throws
+    /// UserError(kDevice) naming the kernel and its shape; more than 48 KiB of shared memory is
+    /// asked for here. A grid with a zero extent launches nothing.
+    template <class... Parameters, class... Arguments>
+    void launch(std::string_view kernel_name,
+                void (*kernel)(Parameters...),
+                dim3 grid,
+                dim3 block,
+                size_t shared_bytes,
+                Arguments&&... arguments) {
+        if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+        if (shared_bytes > kPlainSharedBytes)
+            check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(shared_bytes)),
+                       kernel_name);
+        kernel<<<grid, block, shared_bytes, stream_>>>(
+            static_cast<Parameters>(std::forward<Arguments>(arguments))...);
+        launched(kernel_name, grid, block, shared_bytes);
+    }
+
+    /// Waits for everything on the stream; a fault of the device names the last kernels.
+    void synchronize();
+    /// Throws what the kernels have reported since the last call; the stream is synchronized.
+    void throw_faults();
+
+    /// Zeroed (or poisoned) memory that lives as long as the device.
+    std::byte* allocate(size_t bytes);
+    size_t free_bytes() const;
+
+  private:
+    static constexpr size_t kPlainSharedBytes = 48 * 1024;
+    void launched(std::string_view kernel_name, dim3 grid, dim3 block, size_t shared_bytes);
+
+    CudaOptions options_;
+    cudaStream_t stream_ = nullptr;
+    cudaDeviceProp properties_{};
+    FaultWord* faults_ = nullptr;
+    std::string last_launch_;
+    std::vector<std::pair<void*, size_t>> memory_;
+    std::byte* pool_next_ = nullptr;
+    size_t pool_left_ = 0;
+};
+
+/// The shape and strides of a tensor as kernels take them, outer axes padded with 1: element
+/// (a, b, c, i) stands at data[a * stride[0] + b * stride[1] + c * stride[2] + i].
+template <class T>
+struct View {
+    T* data = nullptr;
+    int64_t shape[4] = {1, 1, 1, 1};
+    int64_t stride[4] = {0, 0, 0, 1};
+
+    View() = default;
+    explicit View(const Tensor& tensor) : data(tensor.as<T>()) {
+        const int32_t skip = 4 - tensor.rank;
+        for (int32_t axis = 0; axis < tensor.rank; ++axis) {
+            shape[skip + axis] = tensor.shape[static_cast<size_t>(axis)];
+            stride[skip + axis] = tensor.stride[static_cast<size_t>(axis)];
+        }
+    }
+    /// Rows of the last axis.
+    __host__ __device__ int64_t rows() const { return shape[0] * shape[1] * shape[2]; }
+    /// Row `index` of all rows, the outermost axis slowest.
+    __device__ T* row(int64_t index) const {
+        const int64_t c = index % shape[2], ab = index / shape[2];
+        return data + ab / shape[1] * stride[0] + ab % shape[1] * stride[1] + c * stride[2];
+    }
+};
+
+inline int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+}  // namespace tessera::cuda
