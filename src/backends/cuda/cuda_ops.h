@@ -1,7 +1,7 @@
 #pragma once
 // The CUDA backend: one class, its methods by family in linear/, rows/, attention/, recurrent/,
-// experts/ and sample/. Everything is queued on one stream in the order of the calls; the host waits
-// only in read(). This header knows nothing of CUDA's.
+// experts/ and sample/. Everything is queued on one stream in the order of the calls; the host
+// waits only in read(). This header knows nothing of CUDA's.
 
 #include <cstddef>
 #include <cstdint>

@@ -3,11 +3,12 @@
 // includes this; nothing outside the backend does.
 
 #include <cuda_runtime.h>
-#include <fmt/format.h>
 
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "backends/cuda/cuda_ops.h"
 
@@ -24,6 +25,14 @@ struct FaultWord {
     int32_t arguments[2];
 };
 
+/// The parts one after the other (nvcc cannot digest fmt's compile-time checks).
+template <class... Parts>
+std::string text(const Parts&... parts) {
+    std::ostringstream out;
+    (out << ... << parts);
+    return out.str();
+}
+
 /// UserError(kDevice) that names the call when `status` is a failure.
 void check_cuda(cudaError_t status, std::string_view what);
 
@@ -36,13 +45,14 @@ class Device {
 
     cudaStream_t stream() const { return stream_; }
     const cudaDeviceProp& properties() const { return properties_; }
+    bool capturing() const;
     int32_t multiprocessors() const { return properties_.multiProcessorCount; }
     /// Device address that kernels report faults to.
     FaultWord* faults() const { return faults_; }
 
-    /// kernel<<<grid, block, shared bytes>>>(arguments...) on the stream. A launch that fails throws
-    /// UserError(kDevice) naming the kernel and its shape; more than 48 KiB of shared memory is
-    /// asked for here. A grid with a zero extent launches nothing.
+    /// kernel<<<grid, block, shared bytes>>>(arguments...) on the stream. A launch that fails
+    /// throws UserError(kDevice) naming the kernel and its shape; more than 48 KiB of shared memory
+    /// is asked for here. A grid with a zero extent launches nothing.
     template <class... Parameters, class... Arguments>
     void launch(std::string_view kernel_name,
                 void (*kernel)(Parameters...),
@@ -77,7 +87,12 @@ class Device {
     cudaStream_t stream_ = nullptr;
     cudaDeviceProp properties_{};
     FaultWord* faults_ = nullptr;
-    std::string last_launch_;
+    struct Launch {
+        std::string_view kernel;
+        dim3 grid, block;
+        size_t shared_bytes = 0;
+        std::string describe() const;
+    } last_;
     std::vector<std::pair<void*, size_t>> memory_;
     std::byte* pool_next_ = nullptr;
     size_t pool_left_ = 0;

@@ -1,0 +1,177 @@
+// Memory, timing and recording of the CUDA backend, and the door by which the program enters this
+// library.
+#include <algorithm>
+
+#include "backends/cuda/device.cuh"
+#include "backends/cuda/entry.h"
+
+namespace tessera::cuda {
+
+/// Pairs of events around calls, read when somebody asks for the counts.
+struct CudaOps::Timing {
+    struct Span {
+        size_t index;
+        cudaEvent_t begin, end;
+    };
+    bool on = false;
+    std::vector<Span> spans;
+    std::vector<cudaEvent_t> idle;
+
+    ~Timing() {
+        forget();
+        for (cudaEvent_t event : idle) cudaEventDestroy(event);
+    }
+    cudaEvent_t event() {
+        if (idle.empty()) {
+            cudaEvent_t fresh = nullptr;
+            check_cuda(cudaEventCreate(&fresh), "making an event");
+            return fresh;
+        }
+        cudaEvent_t taken = idle.back();
+        idle.pop_back();
+        return taken;
+    }
+    void add_to(std::vector<OpCount>& counts) const {
+        for (const Span& span : spans) {
+            float milliseconds = 0.0f;
+            check_cuda(cudaEventSynchronize(span.end), "waiting for an event");
+            check_cuda(cudaEventElapsedTime(&milliseconds, span.begin, span.end), "timing");
+            counts[span.index].seconds += static_cast<double>(milliseconds) * 1e-3;
+        }
+    }
+    void forget() {
+        for (const Span& span : spans) {
+            idle.push_back(span.begin);
+            idle.push_back(span.end);
+        }
+        spans.clear();
+    }
+};
+
+CudaOps::CudaOps(const CudaOptions& options)
+    : options_(options),
+      name_(text("CUDA", options.device)),
+      device_(std::make_unique<Device>(options)),
+      timing_(std::make_unique<Timing>()) {}
+
+CudaOps::~CudaOps() = default;
+
+std::string CudaOps::description() const {
+    const cudaDeviceProp& card = device_->properties();
+    return text(card.name, " (sm_", card.major, card.minor, ", ", card.multiProcessorCount,
+                " multiprocessors, ", (card.totalGlobalMem + (size_t{1} << 29)) >> 30, " GiB)");
+}
+
+std::vector<std::string_view> CudaOps::overrides() const {
+    return {"rms_norm_input", "glu_input", "gated_rms_norm_input"};
+}
+
+void CudaOps::set_op_timing(bool on) {
+    timing_->on = on;
+}
+
+std::vector<OpCount> CudaOps::op_counts() const {
+    std::vector<OpCount> counts = counts_;
+    timing_->add_to(counts);
+    return counts;
+}
+
+void CudaOps::reset_op_counts() {
+    timing_->forget();
+    counts_.clear();
+}
+
+CudaOps::Timed::Timed(CudaOps& ops, std::string_view op, double flops, double bytes) : ops_(ops) {
+    const auto known = std::ranges::find(ops.counts_, op, &OpCount::name);
+    index_ = static_cast<size_t>(known - ops.counts_.begin());
+    if (known == ops.counts_.end()) ops.counts_.emplace_back().name = op;
+    OpCount& count = ops.counts_[index_];
+    ++count.calls;
+    count.flops += flops;
+    count.bytes += bytes;
+    Timing& timing = *ops.timing_;
+    if (!timing.on || ops.device_->capturing()) {
+        index_ = SIZE_MAX;
+        return;
+    }
+    const Timing::Span span{index_, timing.event(), timing.event()};
+    check_cuda(cudaEventRecord(span.begin, ops.device_->stream()), "recording an event");
+    timing.spans.push_back(span);
+    index_ = timing.spans.size() - 1;
+}
+
+CudaOps::Timed::~Timed() {
+    if (index_ < ops_.timing_->spans.size())
+        cudaEventRecord(ops_.timing_->spans[index_].end, ops_.device_->stream());
+}
+
+std::byte* CudaOps::allocate(size_t bytes) {
+    return device_->allocate(bytes);
+}
+
+int64_t CudaOps::available_bytes() const {
+    return static_cast<int64_t>(device_->free_bytes());
+}
+
+void CudaOps::write(void* to, const void* from, size_t bytes) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device_->stream()),
+               "copying to the device");
+}
+
+void CudaOps::read(void* to, const void* from, size_t bytes) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device_->stream()),
+               "copying from the device");
+    device_->synchronize();
+    device_->throw_faults();
+}
+
+Tensor CudaOps::stage(Exec& ex, const Tensor& host) {
+    if (host.absent()) return host;
+    Tensor staged = host;
+    const auto bytes = static_cast<size_t>(dtype_bytes(host.dtype, host.elements()));
+    staged.data = ex.arena.allocate_bytes(bytes);
+    if (!ex.planning() && bytes > 0) write(staged.data, host.data, bytes);
+    return staged;
+}
+
+namespace {
+
+class Graph final : public Recording {
+  public:
+    Graph(Device& device, cudaGraph_t graph) : device_(device) {
+        const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
+        cudaGraphDestroy(graph);
+        check_cuda(status, "instantiating a graph");
+    }
+    ~Graph() override { cudaGraphExecDestroy(executable_); }
+    void replay() override {
+        check_cuda(cudaGraphLaunch(executable_, device_.stream()), "launching a graph");
+    }
+
+  private:
+    Device& device_;
+    cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Recording> CudaOps::record(const std::function<void()>& work) {
+    check_cuda(cudaStreamBeginCapture(device_->stream(), cudaStreamCaptureModeThreadLocal),
+               "beginning a capture");
+    cudaGraph_t graph = nullptr;
+    try {
+        work();
+    } catch (...) {
+        cudaStreamEndCapture(device_->stream(), &graph);
+        if (graph != nullptr) cudaGraphDestroy(graph);
+        throw;
+    }
+    check_cuda(cudaStreamEndCapture(device_->stream(), &graph), "ending a capture");
+    return std::make_unique<Graph>(*device_, graph);
+}
+
+}  // namespace tessera::cuda
+
+tessera::Ops* tessera_cuda_create(const tessera::cuda::CudaOptions& options) {
+    return new tessera::cuda::CudaOps(options);
+}
