@@ -1,13 +1,20 @@
 #pragma once
 // How many tokens to draft next. Drafting pays when enough guesses are kept; when they are not, it
-// may cost at most a hundredth of the time spent on the answer and one plain step, so that an
-// answer is never noticeably slower than without.
+// may cost at most a hundredth of the time spent on the answer, one plain step and a little of what
+// it has won, so that an answer is never noticeably slower than without.
+//
+// Plain steps and rounds of each size are compared by the median of their newest durations: a mean
+// would take the first steps, which run with cold caches, for the speed of the model and every
+// draft for a gain. Plain steps are measured again and again while drafting pays, and tries that
+// fail are repeated at growing intervals.
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 namespace tessera {
 
+/// Decides from what is recorded alone: the same records give the same decisions.
 class DraftPacer {
   public:
     /// `most`: tokens that may be drafted at a time. `adaptive` false: always that many.
@@ -15,28 +22,44 @@ class DraftPacer {
 
     /// Tokens to draft in the next round; 0: a plain step.
     int32_t next() const;
-    /// A round took `seconds`, guessed `drafted` tokens and kept `kept` of them (for one sequence,
-    /// or their averages).
+    /// A round took `seconds`, was to guess `drafted` tokens and kept `kept` of them (for several
+    /// sequences: the least of any).
     void record(double seconds, int32_t drafted, int32_t kept);
 
   private:
-    /// A running mean that leans on new values.
-    struct Mean {
+    static constexpr int32_t kNewest = 5;
+    /// The newest durations of one kind of round.
+    struct Durations {
+        std::array<double, kNewest> newest{};
+        int32_t count = 0;   ///< ever added; 0 again: forgotten
+        int32_t unused = 0;  ///< drafting rounds since the last one of this kind
+        void add(double seconds);
+        double typical() const;
+    };
+    /// Share of guesses kept at one distance, once reached; leans on new values.
+    struct Rate {
         double value = 0.0;
         int32_t count = 0;
-        void add(double sample);
+        int32_t unused = 0;
+        void add(bool kept, double before);
     };
+    double kept_at(int32_t distance) const;
     double round_seconds(int32_t drafted) const;
-    double tokens_per_second(int32_t drafted) const;
+    int32_t best() const;
+    void record_round(double seconds, int32_t drafted, int32_t kept);
 
     int32_t most_;
     bool adaptive_;
-    Mean plain_;
-    std::vector<Mean> seconds_;  ///< of rounds by their number of guesses
-    std::vector<Mean> kept_;     ///< share of guesses kept at each distance, once reached
+    Durations plain_;
+    std::vector<Durations> rounds_;  ///< by their number of guesses
+    std::vector<Rate> kept_;         ///< by distance
     double elapsed_ = 0.0;
-    double loss_ = 0.0;  ///< time lost against plain steps and not won back
-    int32_t idle_ = 0;   ///< plain steps since the last drafting round
+    double loss_ = 0.0;      ///< time lost against plain steps and not won back
+    bool pays_ = false;      ///< the last try did
+    int32_t plain_run_ = 0;  ///< plain steps since the last drafting round
+    int32_t draft_run_ = 0;  ///< drafting rounds since the last plain step
+    int32_t retry_after_;    ///< plain steps before the next try
+    int32_t plain_after_;    ///< drafting rounds before the next plain step
 };
 
 }  // namespace tessera

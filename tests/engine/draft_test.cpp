@@ -4,7 +4,6 @@
 #include <cmath>
 #include <map>
 
-#include "engine/draft_pacer.h"
 #include "engine/generate.h"
 #include "engine/hybrid_model.h"
 
@@ -217,38 +216,6 @@ TEST(Draft, ImprobableGuessesEndTheGuessing) {
     GenerateRequest request = request_for(sequence, 0.0f, 3);
     request.options.draft_p_min = 1.0f;
     EXPECT_EQ(generate(*engine, {&request, 1}, {}).front().drafted, 0);
-}
-
-/// Seconds for `tokens` tokens at one second a plain step.
-double simulate(DraftPacer& pacer, int32_t tokens, double draft_cost, double right) {
-    double seconds = 0.0, chance = 0.5;
-    for (int32_t made = 0; made < tokens;) {
-        const int32_t drafted = pacer.next();
-        int32_t kept = 0;
-        for (; kept < drafted; ++kept) {
-            chance = std::fmod(chance + 0.6180339887498949, 1.0);
-            if (chance >= right) break;
-        }
-        const double round = 1.0 + draft_cost * drafted;
-        pacer.record(round, drafted, kept);
-        seconds += round;
-        made += 1 + kept;
-    }
-    return seconds;
-}
-
-// Guards against drafting that slows an answer down: never by more than 2%, whatever a guess costs,
-// when none is right; and against a pacer that gives up where drafting pays.
-TEST(DraftPacer, NeverLosesMoreThanTwoPercentAndGainsWhereItPays) {
-    for (const double cost : {0.05, 0.3, 0.9, 2.0})
-        for (const int32_t tokens : {128, 256, 2000}) {
-            DraftPacer pacer(5, true);
-            EXPECT_LE(simulate(pacer, tokens, cost, 0.0), 1.02 * tokens) << cost << " " << tokens;
-        }
-    DraftPacer pacer(3, true);
-    EXPECT_LT(simulate(pacer, 256, 0.3, 0.9), 0.72 * 256);
-    DraftPacer doubtful(3, true);
-    EXPECT_LE(simulate(doubtful, 1000, 0.6, 0.4), 1.02 * 1000);
 }
 
 }  // namespace
