@@ -142,10 +142,21 @@ void Engine::Impl::note_saves(const Pass& pass, std::span<const SequenceInput> i
         if (buffers.save_slots[i] < 0) continue;
         const SequenceInput& input = inputs[static_cast<size_t>(pass.segments[i].input)];
         input.sequence->checkpoints_.push_back({buffers.save_slots[i], buffers.save_positions[i]});
+        buffers.save_slots[i] = -1;
     }
 }
 
+/// Gives back the slots whose checkpoints were not noted: the pass was left by an exception.
+void Engine::Impl::drop_saves() {
+    for (int32_t& slot : buffers.save_slots)
+        if (slot >= 0) pool->give(std::exchange(slot, -1));
+}
+
 void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inputs) {
+    struct Saves {
+        Impl& impl;
+        ~Saves() { impl.drop_saves(); }
+    } const saves{*this};
     Arena arena(arena_memory.get(), arena_bytes);
     Exec ex{.arena = arena, .prompt_rows = pass.prompt_rows};
     const Batch batch = make_batch(pass, inputs);

@@ -94,6 +94,7 @@ struct Engine::Impl {
     void run_pass(const Pass& pass, std::span<const SequenceInput> inputs);
     void head_rows(Arena& arena, const Pass& pass, const Tensor& hidden);
     void note_saves(const Pass& pass, std::span<const SequenceInput> inputs);
+    void drop_saves();
 
     // engine_draft.cpp: what the draft block has seen and what waits for it
     Tensor recent_rows(const Sequence& sequence, int32_t first, int32_t count) const;
