@@ -271,6 +271,12 @@ Tensor Qwen35Model::draft(
         ops.linear(ex, ops.prepare(ex, joined, block.join.wants), block.join, Tensor{}, x,
                    Accumulate::kNo);
     }
+    if (batch.outputs.rows() == 0) {
+        // One layer: of rows without a result nothing is used but their keys and values.
+        store_keys_values(ops, ex, block.layer.attention, shape_, x, batch,
+                          memory.kv[static_cast<size_t>(block.layer.memory)]);
+        return result;
+    }
     mix(ops, ex, block.layer, x, batch, memory);
     ops.gather_rows(ex, x, batch.outputs, result);
     Exec tail{.arena = ex.arena, .prompt_rows = batch.prompt_outputs};

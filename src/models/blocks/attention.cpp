@@ -45,6 +45,28 @@ Tensor attention_heads(Ops& ops,
     return q;
 }
 
+void store_keys_values(Ops& ops,
+                       Exec& ex,
+                       const AttentionWeights& w,
+                       const AttentionShape& shape,
+                       const Tensor& x,
+                       const Batch& batch,
+                       const KvView& kv) {
+    Scope scope(ex.arena);
+    const int64_t rows = x.rows(), d = shape.head_size;
+    const Tensor k = ex.arena.allocate(DType::kF32, {rows, shape.kv_heads, d});
+    const Tensor v = ex.arena.allocate(DType::kF32, {rows, shape.kv_heads, d});
+    const GemmInput h = ops.rms_norm_input(ex, x, w.norm, shape.norm_eps, w.k.wants | w.v.wants);
+    const std::array<const Weight*, 2> weights = {&w.k, &w.v};
+    const std::array<Tensor, 2> biases = {};
+    const std::array<Tensor, 2> outs = {k.reshape({rows, shape.kv_heads * d}),
+                                        v.reshape({rows, shape.kv_heads * d})};
+    ops.linear_many(ex, h, weights, biases, outs);
+    if (!w.k_norm.absent()) ops.rms_norm(ex, k, w.k_norm, shape.norm_eps, k);
+    ops.rope(ex, k, batch.positions, shape.freq_factors, shape.rope);
+    ops.kv_store(ex, k, v, batch, kv);
+}
+
 void attention_output(
     Ops& ops, Exec& ex, const AttentionWeights& w, const Tensor& heads, const Tensor& x) {
     Scope scope(ex.arena);

@@ -32,6 +32,16 @@ Tensor attention_heads(Ops& ops,
                        const Batch& batch,
                        const KvView& kv);
 
+/// Only what later rows see of these: norm, key and value projections without biases, rotation and
+/// store. x [T, width] is not changed.
+void store_keys_values(Ops& ops,
+                       Exec& ex,
+                       const AttentionWeights& w,
+                       const AttentionShape& shape,
+                       const Tensor& x,
+                       const Batch& batch,
+                       const KvView& kv);
+
 /// x += heads * out^T (+ bias).
 void attention_output(
     Ops& ops, Exec& ex, const AttentionWeights& w, const Tensor& heads, const Tensor& x);
