@@ -116,7 +116,6 @@ void Engine::Impl::follow_accepted(Sequence& sequence, int32_t count) {
 /// Runs the draft block over the rows; `want_last`: returns the hidden state behind the last row of
 /// each sequence.
 Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last) {
-    Exec ex{.arena = arena};
     BatchBuffers& b = buffers;
     clear_rows();
     b.outputs.clear();
@@ -126,6 +125,9 @@ Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bo
         visible = std::max(visible, add_rows(*part.sequence, part.position, part.tokens));
         if (want_last) b.outputs.push_back(b.seq_start.back() - 1);
     }
+    // Rows in bulk go like those of a prompt.
+    const int32_t prompt_rows = want_last ? 0 : b.seq_start.back();
+    Exec ex{.arena = arena, .prompt_rows = prompt_rows};
     const Tensor hidden = arena.allocate(
         DType::kF32, {std::ssize(b.tokens), static_cast<int64_t>(model->info().width)});
     for (size_t i = 0; i < rows.size(); ++i)
@@ -136,7 +138,7 @@ Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bo
                       .seq_start = int_tensor(b.seq_start),
                       .page_table = page_table(),
                       .outputs = int_tensor(b.outputs),
-                      .prompt_rows = 0,
+                      .prompt_rows = prompt_rows,
                       .prompt_outputs = 0,
                       .max_visible = visible};
     return model->draft(*ops, ex, batch, hidden, memory());
