@@ -7,6 +7,7 @@
 
 #include "engine/quantize.h"
 #include "hf/open_model.h"
+#include "tools/interrupt.h"
 #include "tools/terminal.h"
 
 namespace tessera {
@@ -24,9 +25,13 @@ int run_convert(const ConvertOptions& options) {
     int64_t bytes = 0;
     for (const TensorChoice& choice : plan) bytes += choice.bytes_after;
     {
+        // An exception removes the unfinished file.
+        const InterruptScope interrupt(InterruptScope::Signals::kInterruptAndTerminate);
         ProgressBar bar(ProgressUnit::kBytes);
-        quantize_file(file, how, plan,
-                      [&](int64_t done, int64_t total) { bar.update("converting", done, total); });
+        quantize_file(file, how, plan, [&](int64_t done, int64_t total) {
+            interrupt.stop_writing(how.output);
+            bar.update("converting", done, total);
+        });
     }
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     std::fprintf(stderr, "%s: %zu tensors, %s, %.2f s\n", options.output.c_str(), plan.size(),

@@ -22,28 +22,35 @@ void on_interrupt(int) {
     _exit(static_cast<int>(ExitCode::kInterrupted));
 }
 
-void handle_with(void (*handler)(int)) {
+void handle_with(void (*handler)(int), InterruptScope::Signals signals) {
     struct sigaction action {};
     action.sa_handler = handler;
     sigemptyset(&action.sa_mask);
     // No SA_RESTART: a read that waits for the user's next line has to return.
     action.sa_flags = 0;
     sigaction(SIGINT, &action, nullptr);
+    if (signals == InterruptScope::Signals::kInterruptAndTerminate)
+        sigaction(SIGTERM, &action, nullptr);
 }
 
 }  // namespace
 
-InterruptScope::InterruptScope() {
+InterruptScope::InterruptScope(Signals signals) : signals_(signals) {
     interrupt_count = 0;
-    handle_with(&on_interrupt);
+    handle_with(&on_interrupt, signals);
 }
 
 InterruptScope::~InterruptScope() {
-    handle_with(SIG_DFL);
+    handle_with(SIG_DFL, signals_);
 }
 
 bool InterruptScope::requested() const {
     return interrupt_count.load() > 0;
+}
+
+void InterruptScope::stop_writing(const std::string& output) const {
+    if (requested())
+        throw UserError(ExitCode::kInterrupted, "interrupted; " + output + " is not written");
 }
 
 }  // namespace tessera

@@ -1,5 +1,7 @@
 #pragma once
-// Ctrl-C while an answer runs.
+// Ctrl-C while an answer runs or a file is written.
+
+#include <string>
 
 namespace tessera {
 
@@ -7,11 +9,18 @@ namespace tessera {
 /// code 130. One at a time. A system call that waits for input returns early.
 class InterruptScope {
   public:
-    InterruptScope();
+    enum class Signals { kInterrupt, kInterruptAndTerminate };
+    /// `signals`: SIGINT alone, or SIGTERM just like it.
+    explicit InterruptScope(Signals signals = Signals::kInterrupt);
     ~InterruptScope();
     InterruptScope(const InterruptScope&) = delete;
     InterruptScope& operator=(const InterruptScope&) = delete;
     bool requested() const;
+    /// UserError(kInterrupted) naming the output that is not written, once requested.
+    void stop_writing(const std::string& output) const;
+
+  private:
+    Signals signals_;
 };
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "hf/open_model.h"
+#include "tools/interrupt.h"
 #include "tools/terminal.h"
 
 namespace tessera {
@@ -68,9 +69,13 @@ int run_quantize(const QuantizeOptions& options) {
         return 0;
     }
     {
+        // An exception removes the unfinished file.
+        const InterruptScope interrupt(InterruptScope::Signals::kInterruptAndTerminate);
         ProgressBar bar(ProgressUnit::kBytes);
-        quantize_file(file, options, plan,
-                      [&](int64_t done, int64_t total) { bar.update("quantizing", done, total); });
+        quantize_file(file, options, plan, [&](int64_t done, int64_t total) {
+            interrupt.stop_writing(options.output);
+            bar.update("quantizing", done, total);
+        });
     }
     print_summary(file, plan);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
