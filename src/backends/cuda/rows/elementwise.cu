@@ -1,0 +1,172 @@
+// add, glu, glu_input, prepare and gather_rows: launches of elementwise.cuh.
+
+#include "backends/cuda/rows/elementwise.cuh"
+#include "backends/cuda/rows/input.h"
+#include "backends/cuda/rows/row_map.h"
+
+namespace tessera::cuda {
+namespace {
+
+template <class Work>
+void launch_by_fours(
+    Device& device, std::string_view name, const Work& work, int64_t rows, int64_t cols) {
+    const int64_t per_row = ceil_div(cols, 4);
+    const int64_t count = rows * per_row;
+    const auto blocks = static_cast<uint32_t>(ceil_div(count, rows::kThreads));
+    device.launch(name, rows::by_fours_kernel<Work>, dim3(blocks), dim3(rows::kThreads), 0, work,
+                  count, per_row);
+}
+
+/// Dense operands as a single row: every thread then has four elements, however short the rows.
+void flatten(std::initializer_list<Tensor*> operands) {
+    for (const Tensor* operand : operands)
+        if (!operand->contiguous()) return;
+    for (Tensor* operand : operands) *operand = operand->reshape({operand->elements()});
+}
+
+rows::GluOperands glu_operands(const Tensor& gate, const Tensor& up, Glu kind) {
+    rows::GluOperands operands;
+    operands.gate = rows::row_map<const float>(gate);
+    operands.up = rows::row_map<const float>(up);
+    operands.kind = kind;
+    operands.cols = gate.cols();
+    operands.vector = rows::aligned(gate) && rows::aligned(up);
+    return operands;
+}
+
+bool wanted(uint8_t wants, ActFormat format) {
+    return ((wants >> static_cast<unsigned>(format)) & 1u) != 0;
+}
+
+void check_formats(ActWants wants) {
+    constexpr unsigned kKnown = 1u << static_cast<unsigned>(ActFormat::kF32) |
+                                1u << static_cast<unsigned>(ActFormat::kBF16);
+    const unsigned all = static_cast<unsigned>(wants.prompt) | wants.generated;
+    check((all & ~kKnown) == 0, "matrix inputs: f32 and bf16 only");
+}
+
+void allocate_views(
+    Exec& ex, int64_t rows, int64_t cols, uint8_t wants, std::array<ActView, 2>& views) {
+    size_t count = 0;
+    if (wanted(wants, ActFormat::kF32))
+        views[count++] = {ActFormat::kF32, ex.arena.allocate(DType::kF32, {rows, cols}), {}, {}};
+    if (wanted(wants, ActFormat::kBF16))
+        views[count++] = {ActFormat::kBF16, ex.arena.allocate(DType::kBF16, {rows, cols}), {}, {}};
+}
+
+/// The f32 view of dense rows are the rows themselves, the bf16 view comes from the arena. Returns
+/// whether there is anything to store.
+bool alias_views(Exec& ex, const Tensor& x, uint8_t wants, std::array<ActView, 2>& views) {
+    size_t count = 0;
+    if (wanted(wants, ActFormat::kF32)) views[count++] = {ActFormat::kF32, x, {}, {}};
+    if (!wanted(wants, ActFormat::kBF16)) return false;
+    views[count] = {
+        ActFormat::kBF16, ex.arena.allocate(DType::kBF16, {x.rows(), x.cols()}), {}, {}};
+    return x.rows() > 0;
+}
+
+}  // namespace
+
+GemmInput allocate_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants) {
+    check_formats(wants);
+    GemmInput input{.rows = rows, .cols = cols, .prompt = {}, .generated = {}};
+    const int64_t prompt = std::min<int64_t>(ex.prompt_rows, rows);
+    allocate_views(ex, prompt, cols, wants.prompt, input.prompt);
+    allocate_views(ex, rows - prompt, cols, wants.generated, input.generated);
+    return input;
+}
+
+GemmInput CudaOps::prepare(Exec& ex, const Tensor& x, ActWants wants) {
+    check(x.rank == 2 && x.dtype == DType::kF32, "prepare: x is F32 [T, K]");
+    GemmInput input{.rows = x.rows(), .cols = x.cols(), .prompt = {}, .generated = {}};
+    bool store = true;
+    const bool dense = x.contiguous();
+    if (dense) {
+        check_formats(wants);
+        const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows());
+        const Tensor first = x.slice_rows(0, prompt);
+        const Tensor rest = x.slice_rows(prompt, x.rows() - prompt);
+        const bool store_first = alias_views(ex, first, wants.prompt, input.prompt);
+        const bool store_rest = alias_views(ex, rest, wants.generated, input.generated);
+        store = store_first || store_rest;
+    } else {
+        input = allocate_input(ex, x.rows(), x.cols(), wants);
+    }
+    if (ex.planning() || x.elements() == 0) return input;
+    const auto elements = static_cast<double>(x.elements());
+    const Timed timed(*this, "prepare", elements, store ? 6 * elements : 0.0);
+    if (!store) return input;
+    rows::PrepareWork work;
+    work.x = rows::row_map<const float>(x);
+    work.sink = rows::sink_of(input, ex.prompt_rows);
+    if (dense) work.sink.f32[0] = work.sink.f32[1] = nullptr;
+    work.vector = rows::aligned(x) && x.cols() % 4 == 0;
+    launch_by_fours(*device_, "prepare", work, x.rows(), x.cols());
+    return input;
+}
+
+void CudaOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) {
+    check(rows::same_shape(a, b) && rows::same_shape(a, out) && a.rank >= 2, "add: shapes");
+    if (ex.planning() || a.elements() == 0) return;
+    const auto elements = static_cast<double>(a.elements());
+    const Timed timed(*this, "add", elements, 12 * elements);
+    Tensor left = a, right = b, sum = out;
+    flatten({&left, &right, &sum});
+    rows::AddWork work;
+    work.a = rows::row_map<const float>(left);
+    work.b = rows::row_map<const float>(right);
+    work.out = rows::row_map<float>(sum);
+    work.cols = left.cols();
+    work.vector = rows::aligned(left) && rows::aligned(right) && rows::aligned(sum);
+    launch_by_fours(*device_, "add", work, rows::row_count(left), left.cols());
+}
+
+void CudaOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) {
+    check(rows::same_shape(gate, up) && rows::same_shape(gate, out) && gate.rank >= 2,
+          "glu: shapes");
+    if (ex.planning() || gate.elements() == 0) return;
+    const auto elements = static_cast<double>(gate.elements());
+    const Timed timed(*this, "glu", 8 * elements, 12 * elements);
+    Tensor gates = gate, others = up, result = out;
+    flatten({&gates, &others, &result});
+    rows::GluWork work;
+    work.operands = glu_operands(gates, others, kind);
+    work.out = rows::row_map<float>(result);
+    work.operands.vector = work.operands.vector && rows::aligned(result);
+    launch_by_fours(*device_, "glu", work, rows::row_count(gates), gates.cols());
+}
+
+GemmInput CudaOps::glu_input(
+    Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
+    check(rows::same_shape(gate, up) && gate.rank >= 2 && gate.rank <= 3, "glu_input: shapes");
+    const int64_t heads = gate.rank == 3 ? gate.shape[1] : 1;
+    const GemmInput input = allocate_input(ex, gate.rows(), heads * gate.cols(), wants);
+    if (ex.planning() || gate.elements() == 0) return input;
+    const auto elements = static_cast<double>(gate.elements());
+    const Timed timed(*this, "glu_input", 8 * elements, 10 * elements);
+    rows::GluInputWork work;
+    work.operands = glu_operands(gate, up, kind);
+    work.operands.vector = work.operands.vector && gate.cols() % 4 == 0;
+    work.sink = rows::sink_of(input, ex.prompt_rows);
+    work.heads = static_cast<uint32_t>(heads);
+    launch_by_fours(*device_, "glu_input", work, rows::row_count(gate), gate.cols());
+    return input;
+}
+
+void CudaOps::gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) {
+    check(x.rank == 2 && out.rank == 2 && x.cols() == out.cols() && ids.rows() == out.rows(),
+          "gather_rows: shapes");
+    check(ids.dtype == DType::kI32 && ids.contiguous(), "gather_rows: ids");
+    if (ex.planning() || out.elements() == 0) return;
+    const Timed timed(*this, "gather_rows", 0, 2 * rows::bytes_of(out));
+    rows::GatherWork work;
+    work.x = rows::row_map<const float>(x);
+    work.out = rows::row_map<float>(out);
+    work.ids = ids.as<int32_t>();
+    work.rows = rows::row_count(x);
+    work.cols = x.cols();
+    work.vector = rows::aligned(x) && rows::aligned(out);
+    launch_by_fours(*device_, "gather_rows", work, out.rows(), out.cols());
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,16 @@
+#pragma once
+// Where the producers of matrix inputs put their rows: shared by rows/, linear/ and experts/.
+
+#include <cstdint>
+
+#include "core/weight.h"
+#include "ops/exec.h"
+
+namespace tessera::cuda {
+
+/// An input of `rows` rows in every format of `wants`, in ex.arena, rows contiguous and not yet
+/// written: f32 before bf16, prompt rows before generated rows. Formats other than kF32 and kBF16
+/// are bugs. Planning allocates the same.
+GemmInput allocate_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants);
+
+}  // namespace tessera::cuda

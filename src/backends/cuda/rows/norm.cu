@@ -1,0 +1,95 @@
+// rms_norm, l2_norm and the norms that write matrix inputs: launches of norm.cuh.
+
+#include "backends/cuda/rows/input.h"
+#include "backends/cuda/rows/norm.cuh"
+#include "backends/cuda/rows/row_map.h"
+
+namespace tessera::cuda {
+namespace {
+
+using rows::NormArguments;
+using rows::NormKind;
+
+template <NormKind kKind>
+void launch_norm(Device& device, std::string_view name, const NormArguments& arguments) {
+    const int64_t rows = arguments.rows;
+    if (arguments.cols <= rows::kWarpCols) {
+        const auto blocks = static_cast<uint32_t>(ceil_div(rows, rows::kWarpsPerBlock));
+        device.launch(name, rows::norm_kernel<kKind, true>, dim3(blocks),
+                      dim3(32 * rows::kWarpsPerBlock), 0, arguments);
+        return;
+    }
+    const int64_t threads = ceil_div(ceil_div(arguments.cols, 4), 32) * 32;
+    device.launch(name, rows::norm_kernel<kKind, false>, dim3(arguments.rows),
+                  dim3(static_cast<uint32_t>(std::min<int64_t>(threads, rows::kMaxThreads))), 0,
+                  arguments);
+}
+
+NormArguments norm_arguments(const Tensor& x, const Tensor& gain, float eps) {
+    check(x.dtype == DType::kF32 && x.rank >= 2, "norm: x is F32 with 2 to 4 axes");
+    check(gain.absent() || gain.elements() == x.cols(), "norm: gain");
+    NormArguments arguments;
+    arguments.x = rows::row_map<const float>(x);
+    arguments.gain = gain.absent() ? nullptr : gain.as<float>();
+    arguments.eps = eps;
+    arguments.cols = x.cols();
+    arguments.rows = rows::row_count(x);
+    arguments.vector = rows::aligned(x) && rows::aligned(gain);
+    return arguments;
+}
+
+}  // namespace
+
+void CudaOps::rms_norm(
+    Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) {
+    check(rows::same_shape(x, out), "rms_norm: shapes");
+    NormArguments arguments = norm_arguments(x, gain, eps);
+    if (ex.planning() || x.elements() == 0) return;
+    const auto elements = static_cast<double>(x.elements());
+    const Timed timed(*this, "rms_norm", 4 * elements, 8 * elements);
+    arguments.out = rows::row_map<float>(out);
+    arguments.vector = arguments.vector && rows::aligned(out);
+    launch_norm<NormKind::kRms>(*device_, "rms_norm", arguments);
+}
+
+void CudaOps::l2_norm(Exec& ex, const Tensor& x, float eps) {
+    NormArguments arguments = norm_arguments(x, Tensor{}, eps);
+    if (ex.planning() || x.elements() == 0) return;
+    const auto elements = static_cast<double>(x.elements());
+    const Timed timed(*this, "l2_norm", 3 * elements, 8 * elements);
+    arguments.out = rows::row_map<float>(x);
+    launch_norm<NormKind::kL2>(*device_, "l2_norm", arguments);
+}
+
+GemmInput CudaOps::rms_norm_input(
+    Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants) {
+    check(x.rank == 2, "rms_norm_input: shapes");
+    NormArguments arguments = norm_arguments(x, gain, eps);
+    const GemmInput input = allocate_input(ex, x.rows(), x.cols(), wants);
+    if (ex.planning() || x.elements() == 0) return input;
+    const auto elements = static_cast<double>(x.elements());
+    const Timed timed(*this, "rms_norm_input", 4 * elements, 6 * elements);
+    arguments.sink = rows::sink_of(input, ex.prompt_rows);
+    arguments.vector = arguments.vector && x.cols() % 4 == 0;
+    launch_norm<NormKind::kRmsInput>(*device_, "rms_norm_input", arguments);
+    return input;
+}
+
+GemmInput CudaOps::gated_rms_norm_input(
+    Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants) {
+    check(rows::same_shape(x, z) && x.rank == 3, "gated_rms_norm_input: shapes");
+    NormArguments arguments = norm_arguments(x, gain, eps);
+    const int64_t heads = x.shape[1];
+    const GemmInput input = allocate_input(ex, x.rows(), heads * x.cols(), wants);
+    if (ex.planning() || x.elements() == 0) return input;
+    const auto elements = static_cast<double>(x.elements());
+    const Timed timed(*this, "gated_rms_norm_input", 12 * elements, 10 * elements);
+    arguments.z = rows::row_map<const float>(z);
+    arguments.sink = rows::sink_of(input, ex.prompt_rows);
+    arguments.heads = static_cast<uint32_t>(heads);
+    arguments.vector = arguments.vector && rows::aligned(z) && x.cols() % 4 == 0;
+    launch_norm<NormKind::kGatedInput>(*device_, "gated_rms_norm_input", arguments);
+    return input;
+}
+
+}  // namespace tessera::cuda
