@@ -99,6 +99,7 @@ class Bench {
             engine_.decode({&input, 1});
             done += size;
         }
+        engine_.wait();
     }
 
     void generate(int32_t count) {
@@ -109,6 +110,7 @@ class Bench {
                                       .generated = true,
                                       .logits = SequenceInput::Logits::kLast};
             engine_.decode({&input, 1});
+            engine_.wait();
         }
     }
 

@@ -116,7 +116,7 @@ class Evaluator {
                               .logits = scores.empty() ? SequenceInput::Logits::kNone
                                                        : SequenceInput::Logits::kAll});
         }
-        const Tensor logits = engine_.decode(inputs);
+        const Tensor logits = engine_.on_host(engine_.decode(inputs));
         if (scores.empty()) return;
         std::atomic<size_t> next{0};
         const auto work = [&] {

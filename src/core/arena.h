@@ -21,6 +21,7 @@ class Arena {
     bool planning() const { return base_ == nullptr; }
     size_t used_bytes() const { return used_; }
     size_t peak_bytes() const { return peak_; }
+    size_t capacity_bytes() const { return capacity_; }
 
     /// `bytes` of uninitialised memory, 64-byte aligned; nullptr while planning. Running over is a
     /// bug: the plan decides the capacity.

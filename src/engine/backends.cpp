@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cctype>
+#include <optional>
 
 #include "backends/cpu/cpu_ops.h"
 #include "backends/reference/reference_ops.h"
 #include "core/nearest.h"
+#include "engine/cuda_library.h"
 #include "engine/engine.h"
 #include "engine/machine.h"
 
@@ -33,10 +36,51 @@ ActFormat generated_format(ActPolicy policy) {
     return policy == ActPolicy::kNvfp4 ? ActFormat::kBF16 : act_format(policy);
 }
 
+/// "cuda" and "CUDA1" name a card; "cuda" leaves the number to `device`.
+std::optional<int32_t> cuda_device(const BackendOptions& options) {
+    const std::string_view name = options.name;
+    constexpr size_t kPrefix = 4;
+    if (name.size() < kPrefix || name.size() > kPrefix + 2) return std::nullopt;
+    for (size_t i = 0; i < kPrefix; ++i)
+        if (std::tolower(static_cast<unsigned char>(name[i])) != "cuda"[i]) return std::nullopt;
+    if (name.size() == kPrefix) return options.device;
+    int32_t device = 0;
+    for (const char digit : name.substr(kPrefix)) {
+        if (digit < '0' || digit > '9') return std::nullopt;
+        device = device * 10 + (digit - '0');
+    }
+    return device;
+}
+
+std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
+    const ActPolicy act = options.act;
+    if (act == ActPolicy::kInt8 || act == ActPolicy::kNvfp4)
+        throw UserError(ExitCode::kUsage,
+                        "the CUDA backend takes --act auto, bf16 or f32 so far; int8 and nvfp4 "
+                        "activations are for --backend cpu");
+    const ActFormat format = act == ActPolicy::kF32 ? ActFormat::kF32 : ActFormat::kBF16;
+    return make_cuda_ops({.device = device,
+                          .act_prompt = format,
+                          .act_generated = format,
+                          .poison = options.poison,
+                          .synchronous = options.synchronous});
+}
+
 }  // namespace
 
 std::unique_ptr<Ops> make_ops(const BackendOptions& options) {
-    constexpr std::array<std::string_view, 2> kNames = {"cpu", "reference"};
+    constexpr std::array<std::string_view, 4> kNames = {"auto", "cpu", "cuda", "reference"};
+    if (const auto device = cuda_device(options)) return make_cuda(options, *device);
+    if (options.name == "auto") {
+        try {
+            return make_cuda(options, options.device);
+        } catch (const UserError& error) {
+            if (error.code() != ExitCode::kDevice) throw;
+        }
+        BackendOptions fallback = options;
+        fallback.name = "cpu";
+        return make_ops(fallback);
+    }
     if (options.name == "reference")
         return make_reference_ops({.act_prompt = act_format(options.act),
                                    .act_generated = generated_format(options.act)});

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -18,6 +17,11 @@ HostMemory host_memory(int64_t bytes) {
     auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
     if (memory == nullptr) throw std::bad_alloc();
     return {memory, &std::free};
+}
+
+HostMemory working_memory(Ops& ops, int64_t bytes) {
+    if (ops.on_host()) return host_memory(bytes);
+    return {ops.allocate(static_cast<size_t>(bytes)), [](void*) {}};
 }
 
 void Engine::Impl::check_inputs(std::span<const SequenceInput> inputs) const {
@@ -45,7 +49,9 @@ void Engine::Impl::check_inputs(std::span<const SequenceInput> inputs) const {
 
 void Engine::Impl::reserve_logits(int64_t rows) {
     if (rows <= logits_capacity) return;
-    logits_memory = host_memory(rows * model->info().vocab * 4);
+    // Twice as many as before at least: a device keeps what it outgrows.
+    rows = std::max(rows, ops->on_host() ? rows : 2 * logits_capacity);
+    logits_memory = working_memory(*ops, rows * model->info().vocab * 4);
     logits_capacity = rows;
 }
 
@@ -74,6 +80,18 @@ int32_t Engine::Impl::add_rows(const Sequence& sequence,
 Tensor Engine::Impl::page_table() {
     return make_tensor(buffers.page_table.data(), DType::kI32,
                        {std::ssize(buffers.seq_start) - 1, pages_per_sequence});
+}
+
+Tensor Engine::Impl::staged(Exec& ex, std::vector<int32_t>& values) {
+    return ops->stage(ex, int_tensor(values));
+}
+
+/// The index tensors of a batch where ops read them.
+Batch Engine::Impl::staged(Exec& ex, Batch batch) {
+    for (Tensor* part : {&batch.tokens, &batch.positions, &batch.seq_start, &batch.page_table,
+                         &batch.outputs, &batch.slots, &batch.save_slots, &batch.save_positions})
+        *part = ops->stage(ex, *part);
+    return batch;
 }
 
 Batch Engine::Impl::make_batch(const Pass& pass, std::span<const SequenceInput> inputs) {
@@ -159,14 +177,14 @@ void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inp
     } const saves{*this};
     Arena arena(arena_memory.get(), arena_bytes);
     Exec ex{.arena = arena, .prompt_rows = pass.prompt_rows};
-    const Batch batch = make_batch(pass, inputs);
+    const Batch batch = staged(ex, make_batch(pass, inputs));
     const Tensor hidden = model->forward(*ops, ex, batch, memory());
     if (drafting()) follow_pass(arena, pass, inputs, batch, hidden);
     note_saves(pass, inputs);
     if (pass.outputs.empty()) return;
     if (!drafting()) return head_rows(arena, pass, hidden);
     const Tensor wanted = arena.allocate(DType::kF32, {std::ssize(pass.outputs), hidden.cols()});
-    ops->gather_rows(ex, hidden, int_tensor(buffers.outputs), wanted);
+    ops->gather_rows(ex, hidden, staged(ex, buffers.outputs), wanted);
     head_rows(arena, pass, wanted);
 }
 
@@ -185,14 +203,15 @@ void Engine::Impl::head_rows(Arena& arena, const Pass& pass, const Tensor& hidde
         return;
     }
     if (wanted > staging_capacity) {
-        staging_memory = host_memory(wanted * vocab * 4);
+        staging_memory = working_memory(*ops, wanted * vocab * 4);
         staging_capacity = wanted;
     }
     auto* staging = reinterpret_cast<float*>(staging_memory.get());
     model->logits(*ops, head, hidden, make_tensor(staging, DType::kF32, {wanted, vocab}));
     for (int64_t i = 0; i < wanted; ++i)
-        std::memcpy(result + pass.output_indices[static_cast<size_t>(i)] * vocab,
-                    staging + i * vocab, static_cast<size_t>(vocab) * sizeof(float));
+        ops->copy(head, make_tensor(staging + i * vocab, DType::kF32, {1, vocab}),
+                  make_tensor(result + pass.output_indices[static_cast<size_t>(i)] * vocab,
+                              DType::kF32, {1, vocab}));
 }
 
 void Engine::Impl::take_pages(Sequence& sequence, int32_t tokens) {
@@ -325,8 +344,9 @@ void Engine::accept(Sequence& sequence, int32_t count) {
     std::vector<int32_t> slot{sequence.slot_}, counts{count};
     Arena arena(impl.arena_memory.get(), impl.arena_bytes);
     Exec ex{.arena = arena};
+    const Tensor slots = impl.staged(ex, slot), accepted = impl.staged(ex, counts);
     for (const RecurrentView& view : impl.pool->views())
-        impl.ops->accept_recurrent(ex, int_tensor(slot), int_tensor(counts), view);
+        impl.ops->accept_recurrent(ex, slots, accepted, view);
     impl.follow_accepted(sequence, count);
     sequence.length_ += count;
     sequence.tentative_.clear();
@@ -335,9 +355,10 @@ void Engine::accept(Sequence& sequence, int32_t count) {
 uint64_t Engine::memory_hash(const Sequence& sequence) const {
     uint64_t hash = 14695981039346656037u;  // FNV-1a
     const auto add = [&](const Tensor& tensor, int64_t first, int64_t count) {
-        const auto* bytes = tensor.as<uint8_t>() + dtype_bytes(tensor.dtype, first);
-        for (int64_t i = 0; i < dtype_bytes(tensor.dtype, count); ++i)
-            hash = (hash ^ bytes[i]) * 1099511628211u;
+        std::vector<uint8_t> bytes(static_cast<size_t>(dtype_bytes(tensor.dtype, count)));
+        impl_->ops->copy_to_host(
+            bytes.data(), tensor.as<uint8_t>() + dtype_bytes(tensor.dtype, first), bytes.size());
+        for (const uint8_t byte : bytes) hash = (hash ^ byte) * 1099511628211u;
     };
     const size_t trunk = impl_->kv.size() - (impl_->drafting() ? 1 : 0);
     for (const KvView& view : std::span(impl_->kv).first(trunk))
@@ -364,8 +385,31 @@ std::vector<int32_t> Engine::sample(const Tensor& logits,
     std::vector<int32_t> ids(static_cast<size_t>(logits.rows()), -1);
     Arena arena(impl_->arena_memory.get(), impl_->arena_bytes);
     Exec ex{.arena = arena};
-    impl_->ops->sample(ex, logits, params, history, uniforms, int_tensor(ids));
+    Tensor drawn = int_tensor(ids);
+    if (!impl_->ops->on_host()) drawn = arena.allocate(DType::kI32, {std::ssize(ids)});
+    impl_->ops->sample(ex, logits, params, history, uniforms, drawn);
+    if (!impl_->ops->on_host())
+        impl_->ops->copy_to_host(ids.data(), drawn.data, ids.size() * sizeof(int32_t));
     return ids;
+}
+
+Tensor Engine::on_host(const Tensor& logits) {
+    Impl& impl = *impl_;
+    if (impl.ops->on_host()) return logits;
+    check(logits.contiguous(), "on_host: logits lie together");
+    const int64_t bytes = logits.elements() * 4;
+    if (bytes > impl.host_logits_capacity) {
+        impl.host_logits_memory = host_memory(bytes);
+        impl.host_logits_capacity = bytes;
+    }
+    Tensor copy = logits;
+    copy.data = impl.host_logits_memory.get();
+    impl.ops->copy_to_host(copy.data, logits.data, static_cast<size_t>(bytes));
+    return copy;
+}
+
+void Engine::wait() {
+    impl_->ops->copy_to_host(nullptr, nullptr, 0);
 }
 
 Sequence::Sequence(Sequence&& other) noexcept

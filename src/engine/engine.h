@@ -26,11 +26,16 @@ using ProgressFn = std::function<void(std::string_view what, int64_t done, int64
 enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4 };
 
 struct BackendOptions {
-    std::string name = "cpu";  ///< "cpu" or "reference"
-    int32_t threads = 0;       ///< 0: one per physical core
+    /// "cpu", "reference", "cuda" (the card `device`), "CUDA0", ..., or "auto": a card where there
+    /// is one, else the CPU.
+    std::string name = "cpu";
+    int32_t device = 0;   ///< card of "cuda" and "auto"
+    int32_t threads = 0;  ///< 0: one per physical core
     ActPolicy act = ActPolicy::kAuto;
     std::string isa;  ///< CPU kernels at most this good: "scalar", "avx2", "avx512", "amx", "neon";
                       ///< "" = best
+    bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
+    bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
 };
 
 /// The one factory of backends. UserError(kUsage) for an unknown name, naming the nearest known
@@ -136,9 +141,10 @@ class Engine {
     int32_t rewind(Sequence& sequence, int32_t length);
 
     /// Runs the tokens of all inputs, cut into passes of `ubatch` rows, and appends them to their
-    /// sequences. Returns the wanted rows of logits [rows, vocab] F32, inputs in order; valid until
-    /// the next decode(). UserError(kFailure): context full (with both numbers), token id out of
-    /// range. `progress` may throw to cancel: then the sequences are rewound to their old length.
+    /// sequences. Returns the wanted rows of logits [rows, vocab] F32, inputs in order, where the
+    /// backend has them (see on_host()); valid until the next decode(). UserError(kFailure):
+    /// context full (with both numbers), token id out of range. `progress` may throw to cancel:
+    /// then the sequences are rewound to their old length.
     Tensor decode(std::span<const SequenceInput> inputs, const ProgressFn& progress = {});
 
     /// Keeps the first `count` (at least 1) tokens of the sequence's last tentative decode().
@@ -158,6 +164,10 @@ class Engine {
     /// not what only drafting uses), for tests.
     uint64_t memory_hash(const Sequence& sequence) const;
 
+    /// Logits (of decode() or draft()) as the host can read them, valid until the next call.
+    Tensor on_host(const Tensor& logits);
+    /// Returns when everything that was asked for is computed.
+    void wait();
     /// Chooses one token per row of `logits` on the backend; see Ops::sample. -1 marks a row with
     /// NaN.
     std::vector<int32_t> sample(const Tensor& logits,

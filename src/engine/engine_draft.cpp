@@ -43,7 +43,9 @@ void Engine::Impl::follow_prompts(Arena& arena,
         const Sequence& sequence = *inputs[static_cast<size_t>(segment.input)].sequence;
         const Tensor first = states.slice_rows(i, 1);
         if (segment.position == 0) {
-            std::fill_n(first.as<float>(), width, 0.0f);
+            ops->copy(ex,
+                      ops->stage(ex, make_tensor(buffers.zeros.data(), DType::kF32, {1, width})),
+                      first);
         } else {
             ops->copy(ex, recent_rows(sequence, 0, 1), first);
         }
@@ -52,7 +54,7 @@ void Engine::Impl::follow_prompts(Arena& arena,
             buffers.shift.push_back(static_cast<int32_t>(sequences) + row + j - 1);
         row += segment.count;
     }
-    ops->gather_rows(ex, states, int_tensor(buffers.shift), shifted);
+    ops->gather_rows(ex, states, staged(ex, buffers.shift), shifted);
     Batch prompts = batch;
     prompts.tokens = batch.tokens.slice_rows(0, rows);
     prompts.positions = batch.positions.slice_rows(0, rows);
@@ -133,14 +135,14 @@ Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bo
     for (size_t i = 0; i < rows.size(); ++i)
         ops->copy(ex, rows[i].hidden,
                   hidden.slice_rows(b.seq_start[i], b.seq_start[i + 1] - b.seq_start[i]));
-    const Batch batch{.tokens = int_tensor(b.tokens),
-                      .positions = int_tensor(b.positions),
-                      .seq_start = int_tensor(b.seq_start),
-                      .page_table = page_table(),
-                      .outputs = int_tensor(b.outputs),
-                      .prompt_rows = prompt_rows,
-                      .prompt_outputs = 0,
-                      .max_visible = visible};
+    const Batch batch = staged(ex, {.tokens = int_tensor(b.tokens),
+                                    .positions = int_tensor(b.positions),
+                                    .seq_start = int_tensor(b.seq_start),
+                                    .page_table = page_table(),
+                                    .outputs = int_tensor(b.outputs),
+                                    .prompt_rows = prompt_rows,
+                                    .prompt_outputs = 0,
+                                    .max_visible = visible});
     return model->draft(*ops, ex, batch, hidden, memory());
 }
 

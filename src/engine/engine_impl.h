@@ -19,11 +19,14 @@ using HostMemory = std::unique_ptr<std::byte, void (*)(void*)>;
 
 /// `bytes` of uninitialised memory, 64-byte aligned.
 HostMemory host_memory(int64_t bytes);
+/// The same where `ops` compute. Memory of a device lives as long as the backend.
+HostMemory working_memory(Ops& ops, int64_t bytes);
 
 /// Host copies of the index tensors of one pass; sized once for the largest pass.
 struct BatchBuffers {
     std::vector<int32_t> tokens, positions, seq_start, page_table, outputs, all_rows;
     std::vector<int32_t> slots, save_slots, save_positions, shift;
+    std::vector<float> zeros;  ///< the hidden state before the first token
 };
 
 inline Tensor int_tensor(std::vector<int32_t>& values) {
@@ -59,6 +62,8 @@ struct Engine::Impl {
     HostMemory draft_logits_memory = host_memory(0);
     HostMemory staging_memory =
         host_memory(0);  ///< one pass of logits when inputs are not in processing order
+    HostMemory host_logits_memory = host_memory(0);  ///< logits that somebody wants to look at
+    int64_t host_logits_capacity = 0;
     int64_t logits_capacity = 0;
     int64_t staging_capacity = 0;
     BatchBuffers buffers;
@@ -89,6 +94,8 @@ struct Engine::Impl {
     void clear_rows();
     int32_t add_rows(const Sequence& sequence, int32_t position, std::span<const int32_t> tokens);
     Tensor page_table();
+    Tensor staged(Exec& ex, std::vector<int32_t>& values);
+    Batch staged(Exec& ex, Batch batch);
     Batch make_batch(const Pass& pass, std::span<const SequenceInput> inputs);
     void reserve_logits(int64_t rows);
     void run_pass(const Pass& pass, std::span<const SequenceInput> inputs);

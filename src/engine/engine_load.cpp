@@ -89,25 +89,28 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
     Exec ex{.arena = arena, .prompt_rows = prompt_rows};
     const int64_t sequences = std::min(options.sequences, rows);
     const int64_t vocab = model->info().vocab, width = model->info().width;
-    const auto integers = [](int64_t count) { return make_tensor(nullptr, DType::kI32, {count}); };
-    const Batch batch = {
-        .tokens = integers(rows),
-        .positions = integers(rows),
-        .seq_start = integers(sequences + 1),
-        .page_table = make_tensor(nullptr, DType::kI32, {sequences, pages_per_sequence}),
-        .outputs = integers(rows),
-        .prompt_rows = prompt_rows,
-        .prompt_outputs = prompt_rows,
-        .max_visible = options.context,
-        .slots = integers(sequences),
-        .save_slots = integers(sequences),
-        .save_positions = integers(sequences),
-        .tentative = false};
+    const auto integers = [&](int64_t count) {
+        return ops->stage(ex, make_tensor(nullptr, DType::kI32, {count}));
+    };
+    const Batch batch = {.tokens = integers(rows),
+                         .positions = integers(rows),
+                         .seq_start = integers(sequences + 1),
+                         .page_table = ops->stage(ex, make_tensor(nullptr, DType::kI32,
+                                                                  {sequences, pages_per_sequence})),
+                         .outputs = integers(rows),
+                         .prompt_rows = prompt_rows,
+                         .prompt_outputs = prompt_rows,
+                         .max_visible = options.context,
+                         .slots = integers(sequences),
+                         .save_slots = integers(sequences),
+                         .save_positions = integers(sequences),
+                         .tentative = false};
     const Tensor hidden = model->forward(*ops, ex, batch, planned);
     if (drafting()) {
         Scope scope(arena);
         const Tensor states = arena.allocate(DType::kF32, {sequences + rows, width});
         const Tensor shifted = arena.allocate(DType::kF32, {rows, width});
+        ops->stage(ex, make_tensor(nullptr, DType::kF32, {1, width}));
         ops->gather_rows(ex, states, integers(rows), shifted);
         const Tensor guess = model->draft(*ops, ex, batch, shifted, planned);
         model->draft_logits(*ops, ex, guess.slice_rows(0, sequences),
@@ -116,6 +119,7 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
             ops->accept_recurrent(ex, integers(1), integers(1), view);
     }
     const Tensor wanted = arena.allocate(DType::kF32, {drafting() ? rows : 0, width});
+    if (drafting()) integers(rows);
     model->logits(*ops, ex, drafting() ? wanted : hidden,
                   make_tensor(nullptr, DType::kF32, {rows, vocab}));
     return static_cast<int64_t>(arena.peak_bytes());
@@ -135,7 +139,7 @@ size_t Engine::Impl::plan_arena() {
     const std::vector<float> uniforms(rows);
     const auto count = static_cast<int64_t>(rows);
     ops->sample(ex, make_tensor(nullptr, DType::kF32, {count, model->info().vocab}), params,
-                history, uniforms, make_tensor(nullptr, DType::kI32, {count}));
+                history, uniforms, arena.allocate(DType::kI32, {count}));
     return static_cast<size_t>(std::max(peak, static_cast<int64_t>(arena.peak_bytes())));
 }
 
@@ -150,8 +154,9 @@ void Engine::Impl::make_plan(const GgufFile& file) {
 }
 
 void Engine::Impl::check_memory(const std::string& path) const {
-    const int64_t limit =
-        options.memory_limit_bytes > 0 ? options.memory_limit_bytes : available_memory_bytes();
+    const int64_t limit = options.memory_limit_bytes > 0 ? options.memory_limit_bytes
+                          : ops->on_host()               ? available_memory_bytes()
+                                                         : ops->available_bytes();
     if (limit > 0 && plan.total() > limit)
         throw UserError(
             ExitCode::kMemory,
@@ -208,10 +213,12 @@ void Engine::Impl::load(GgufFile file) {
         if (options.progress) options.progress("loading", done, total);
     });
     make_kv();
-    arena_memory = host_memory(static_cast<int64_t>(arena_bytes));
+    arena_memory = working_memory(*ops, static_cast<int64_t>(arena_bytes));
     reserve_logits(options.sequences);
     if (drafting())
-        draft_logits_memory = host_memory(int64_t{options.sequences} * model->info().vocab * 4);
+        draft_logits_memory =
+            working_memory(*ops, int64_t{options.sequences} * model->info().vocab * 4);
+    buffers.zeros.assign(static_cast<size_t>(model->info().width), 0.0f);
 }
 
 }  // namespace tessera

@@ -181,7 +181,8 @@ int32_t draw_at(Engine& engine,
 }
 
 /// Probability of a token under softmax of one row of logits.
-double probability(const Tensor& row, int32_t token) {
+double probability(Engine& engine, const Tensor& device_row, int32_t token) {
+    const Tensor row = engine.on_host(device_row);
     const std::span<const float> logits(row.as<float>(), static_cast<size_t>(row.cols()));
     const double peak = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
     double sum = 0.0;
@@ -232,7 +233,7 @@ void guess(Engine& engine, std::span<Round> rounds) {
                 draw_at(engine, row, request, request.sequence->length() + ahead + 1);
             request.tokens.resize(before);
             const auto p_min = static_cast<double>(request.options.draft_p_min);
-            if (token < 0 || (p_min > 0.0 && probability(row, token) < p_min)) {
+            if (token < 0 || (p_min > 0.0 && probability(engine, row, token) < p_min)) {
                 round.wanted = ahead;
             } else {
                 round.tokens.push_back(token);

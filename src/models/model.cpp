@@ -125,9 +125,10 @@ Tensor load_vector(const GgufTensor& tensor,
                    Ops& ops,
                    std::vector<std::byte>& buffer) {
     const int64_t count = tensor.elements();
-    std::byte* memory = ops.allocate(static_cast<size_t>(count) * sizeof(float));
-    dequantize_row(tensor.dtype, tensor_bytes(tensor, buffer).data(), count,
-                   reinterpret_cast<float*>(memory));
+    std::vector<float> values(static_cast<size_t>(count));
+    dequantize_row(tensor.dtype, tensor_bytes(tensor, buffer).data(), count, values.data());
+    std::byte* memory = ops.allocate(values.size() * sizeof(float));
+    ops.copy_to_device(memory, values.data(), values.size() * sizeof(float));
     return vector_tensor(memory, row);
 }
 

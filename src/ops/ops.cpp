@@ -5,12 +5,12 @@
 
 namespace tessera {
 
-void Ops::write(void* to, const void* from, size_t bytes) {
+void Ops::copy_to_device(void* to, const void* from, size_t bytes) {
     std::memcpy(to, from, bytes);
 }
 
-void Ops::read(void* to, const void* from, size_t bytes) {
-    std::memcpy(to, from, bytes);
+void Ops::copy_to_host(void* to, const void* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
 Tensor Ops::stage(Exec&, const Tensor& host) {

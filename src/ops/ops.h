@@ -142,17 +142,17 @@ class Ops {
     /// Zero-filled memory of this device that lives as long as the backend (weights, key/value
     /// pages, state).
     virtual std::byte* allocate(size_t bytes) = 0;
-    /// Whether the host reads and writes this device's memory as its own. Otherwise write(), read()
-    /// and stage() are the only ways in and out.
+    /// Whether the host reads and writes this device's memory as its own. Otherwise
+    /// copy_to_device(), copy_to_host() and stage() are the only ways in and out.
     virtual bool on_host() const { return true; }
     /// Bytes that allocate() and upload() can still give; the host's memory by default: -1, ask the
     /// system.
     virtual int64_t available_bytes() const { return -1; }
     /// Host memory to device memory, in order with the ops around it; `from` is free on return.
-    virtual void write(void* to, const void* from, size_t bytes);
-    /// Device memory to host memory, after all ops so far. Throws UserError for what those ops found
-    /// wrong with their operands where they could not say so themselves.
-    virtual void read(void* to, const void* from, size_t bytes);
+    virtual void copy_to_device(void* to, const void* from, size_t bytes);
+    /// Device memory to host memory, after all ops so far. Throws UserError for what those ops
+    /// found wrong with their operands where they could not say so themselves.
+    virtual void copy_to_host(void* to, const void* from, size_t bytes);
     /// A contiguous host tensor where ops can read it: itself, or a copy in ex.arena.
     virtual Tensor stage(Exec& ex, const Tensor& host);
     /// Records the ops that `work` asks for (nothing runs, no read, no write) for replay; nullptr

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -69,6 +70,14 @@ std::optional<std::string> compare_outputs(const Outputs& tested,
     return compare_values(tested.values, expected.values, bound, nmse);
 }
 
+/// `ops`, or what lets it be used with tensors of the host; `hosted` is the latter.
+std::unique_ptr<Ops> hosted_ops(std::unique_ptr<Ops> ops, bool recorded, HostedOps*& hosted) {
+    if (ops->on_host()) return ops;
+    auto made = std::make_unique<HostedOps>(std::move(ops), recorded);
+    hosted = made.get();
+    return made;
+}
+
 }  // namespace
 
 std::optional<std::string> compare_values(std::span<const float> tested,
@@ -104,8 +113,8 @@ std::optional<std::string> compare_values(std::span<const float> tested,
 
 Runner::Runner(const MakeOps& make, WeightBank& bank)
     : bank_(bank),
-      ops_(make(0)),
-      single_(make(1)),
+      ops_(hosted_ops(make(0), false, hosted_)),
+      single_(hosted_ops(make(1), true, hosted_single_)),
       subject_(*ops_, bank_),
       single_subject_(*single_, bank_) {}
 
@@ -147,7 +156,8 @@ Verdict Runner::check(const OpCase& op_case) {
         if (const auto difference = compare_bits(tested, again)) fail(what, *difference);
     };
     same_bits("run twice", {.subject = subject_, .seed = op_case.seed, .poison = 0xff});
-    same_bits("on one thread", {.subject = single_subject_, .seed = op_case.seed});
+    same_bits(hosted_ == nullptr ? "on one thread" : "recorded and replayed",
+              {.subject = single_subject_, .seed = op_case.seed});
     if (const int32_t cut = other_cut(op_case); cut > 0)
         same_bits(fmt::format("cut into calls of {} rows", cut),
                   {.subject = subject_, .seed = op_case.seed, .cut = cut});
@@ -157,10 +167,32 @@ Verdict Runner::check(const OpCase& op_case) {
         if (const auto difference = compare_outputs(tested, run(op_case, request), bound, ignored))
             fail("against the composition", *difference);
     }
+    for (HostedOps* hosted : {hosted_, hosted_single_})
+        if (hosted != nullptr)
+            for (const std::string& fault : hosted->take_faults()) fail("device memory", fault);
     return verdict;
 }
 
+/// Device time alone: copying the operands over and back is left out.
+Measurement Runner::measure_hosted(const OpCase& op_case, double seconds) {
+    Request request{.subject = subject_, .seed = op_case.seed, .repeats = 2};
+    hosted_->set_op_timing(true);
+    run(op_case, request);
+    hosted_->take_seconds();
+    double fastest = INFINITY;
+    int32_t runs = 0;
+    const auto start = std::chrono::steady_clock::now();
+    while (runs < 3 || std::chrono::duration<double>(std::chrono::steady_clock::now() - start) <
+                           std::chrono::duration<double>(seconds)) {
+        run(op_case, request);
+        fastest = std::min(fastest, hosted_->take_seconds());
+        ++runs;
+    }
+    return {runs * request.repeats, fastest / request.repeats};
+}
+
 Measurement Runner::measure(const OpCase& op_case, double seconds) {
+    if (hosted_ != nullptr) return measure_hosted(op_case, seconds);
     Request request{.subject = subject_, .seed = op_case.seed, .repeats = 1};
     run(op_case, request);
     const double once = std::max(run(op_case, request).seconds, 1e-7);

@@ -8,10 +8,12 @@
 #include <string>
 
 #include "op_cases/case_run.h"
+#include "op_cases/hosted_ops.h"
 
 namespace tessera::op_cases {
 
-/// Makes the backend under test; 0 threads: as many as the caller chose.
+/// Makes the backend under test; 0 threads: as many as the caller chose. One thread stands for
+/// another way to run: a backend with memory of its own replays recordings then.
 using MakeOps = std::function<std::unique_ptr<Ops>(int32_t threads)>;
 
 struct Verdict {
@@ -40,6 +42,7 @@ class Runner {
     Ops& ops() { return *ops_; }
 
   private:
+    Measurement measure_hosted(const OpCase& op_case, double seconds);
     /// The reference for these activation formats.
     Subject& reference(ActWants wants);
 
@@ -50,6 +53,8 @@ class Runner {
     WeightBank& bank_;
     std::unique_ptr<Ops> ops_;
     std::unique_ptr<Ops> single_;
+    HostedOps* hosted_ = nullptr;         ///< ops_, where it is one
+    HostedOps* hosted_single_ = nullptr;  ///< single_, likewise
     Subject subject_;
     Subject single_subject_;
     std::map<std::pair<uint8_t, uint8_t>, Oracle> references_;

@@ -108,6 +108,26 @@ INSTANTIATE_TEST_SUITE_P(All,
                              return std::get<0>(about.param).name + "_" + std::get<1>(about.param);
                          });
 
+/// Guards against a harness for devices that loses what an op wrote, or that cannot see an op write
+/// beside its operands: here over memory that the host could reach, too.
+TEST(HostedOps, CarryOperandsOverAndBack) {
+    op_cases::Runner runner(
+        [](int32_t threads) {
+            return std::make_unique<op_cases::HostedOps>(
+                make_ops({.name = "cpu", .threads = std::max(threads, 1), .isa = {}}), true);
+        },
+        shared_bank());
+    std::map<std::string, int32_t, std::less<>> seen;
+    std::string failed;
+    for (const OpCase& op_case : op_cases::all_cases()) {
+        if (seen[std::string(op_cases::op_name(op_case))]++ % 40 != 0) continue;
+        const op_cases::Verdict verdict = runner.check(op_case);
+        if (!verdict.ok)
+            failed += fmt::format("{}: {}\n", op_cases::case_name(op_case), verdict.fault);
+    }
+    EXPECT_EQ(failed, "");
+}
+
 /// Guards against a list that shrinks: users of the reference compare counts.
 TEST(OpCaseList, KeepsItsSize) {
     std::map<std::string, int32_t, std::less<>> counts;

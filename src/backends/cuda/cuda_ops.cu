@@ -113,14 +113,15 @@ int64_t CudaOps::available_bytes() const {
     return static_cast<int64_t>(device_->free_bytes());
 }
 
-void CudaOps::write(void* to, const void* from, size_t bytes) {
+void CudaOps::copy_to_device(void* to, const void* from, size_t bytes) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device_->stream()),
                "copying to the device");
 }
 
-void CudaOps::read(void* to, const void* from, size_t bytes) {
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device_->stream()),
-               "copying from the device");
+void CudaOps::copy_to_host(void* to, const void* from, size_t bytes) {
+    if (bytes > 0)
+        check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device_->stream()),
+                   "copying from the device");
     device_->synchronize();
     device_->throw_faults();
 }
@@ -130,7 +131,7 @@ Tensor CudaOps::stage(Exec& ex, const Tensor& host) {
     Tensor staged = host;
     const auto bytes = static_cast<size_t>(dtype_bytes(host.dtype, host.elements()));
     staged.data = ex.arena.allocate_bytes(bytes);
-    if (!ex.planning() && bytes > 0) write(staged.data, host.data, bytes);
+    if (!ex.planning() && bytes > 0) copy_to_device(staged.data, host.data, bytes);
     return staged;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // The CUDA backend: one class, its methods by family in linear/, rows/, attention/, recurrent/,
 // experts/ and sample/. Everything is queued on one stream in the order of the calls; the host
-// waits only in read(). This header knows nothing of CUDA's.
+// waits only in copy_to_host(). This header knows nothing of CUDA's.
 
 #include <cstddef>
 #include <cstdint>
@@ -44,8 +44,8 @@ class CudaOps final : public Ops {
     bool on_host() const override { return false; }
     std::byte* allocate(size_t bytes) override;
     int64_t available_bytes() const override;
-    void write(void* to, const void* from, size_t bytes) override;
-    void read(void* to, const void* from, size_t bytes) override;
+    void copy_to_device(void* to, const void* from, size_t bytes) override;
+    void copy_to_host(void* to, const void* from, size_t bytes) override;
     Tensor stage(Exec& ex, const Tensor& host) override;
     std::unique_ptr<Recording> record(const std::function<void()>& work) override;
 
@@ -174,11 +174,14 @@ class CudaOps final : public Ops {
 
   private:
     struct Timing;  ///< events that have not been read yet
+    struct Upload;  ///< pinned buffers that weights pass through
 
     CudaOptions options_;
     std::string name_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<Timing> timing_;
+    /// Made by the first upload; its deleter is known where it is made.
+    std::unique_ptr<Upload, void (*)(Upload*)> upload_{nullptr, nullptr};
     std::vector<OpCount> counts_;
 };
 

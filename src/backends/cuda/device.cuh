@@ -14,8 +14,8 @@
 
 namespace tessera::cuda {
 
-/// What a kernel found wrong with its operands, first come first kept; read() turns it into a
-/// UserError.
+/// What a kernel found wrong with its operands, first come first kept; copy_to_host() turns it into
+/// a UserError.
 enum class Fault : int32_t {
     kNone = 0,
     kExpertId  ///< an expert id outside [0, experts): argument 0 the id, argument 1 the experts

@@ -1,0 +1,45 @@
+#include "engine/cuda_library.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <system_error>
+
+#include "backends/cuda/entry.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kLibrary = "libtessera_cuda.so";
+
+void* open_library() {
+    std::error_code ignored;
+    const std::filesystem::path program =
+        std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+    std::string reason;
+    for (const std::filesystem::path& folder : {program, program / ".." / "lib"}) {
+        const std::filesystem::path file = folder / kLibrary;
+        if (!std::filesystem::exists(file, ignored)) continue;
+        if (void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+        reason = dlerror();
+    }
+    throw UserError(
+        ExitCode::kDevice,
+        reason.empty()
+            ? fmt::format("this program was built without CUDA: {} is not beside it", kLibrary)
+            : fmt::format("cannot load the CUDA backend: {}", reason));
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> make_cuda_ops(const cuda::CudaOptions& options) {
+    static void* const library = open_library();
+    const auto create =
+        reinterpret_cast<decltype(&tessera_cuda_create)>(dlsym(library, "tessera_cuda_create"));
+    if (create == nullptr)
+        throw UserError(ExitCode::kDevice, fmt::format("{} is of another build", kLibrary));
+    return std::unique_ptr<Ops>(create(options));
+}
+
+}  // namespace tessera
