@@ -1,0 +1,150 @@
+#pragma once
+// What the kernels of products share: their operands, and which rows a block works on. A product is
+// plain (one matrix, the rows of an input in order) or grouped (matrices of experts, the pairs of
+// an ExpertWork); a group is up to `tile` rows of one matrix.
+
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/cuda/device.cuh"
+#include "backends/cuda/linear/formats.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr int kProductThreads = 256;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// Operands of a product, all of them device memory.
+struct Product {
+    const uint8_t* codes;
+    const uint8_t* scales;
+    const float* outer;  ///< per expert
+    int64_t n;           ///< rows of a matrix
+    int64_t k;
+    int64_t units;  ///< of a row
+
+    const void* x;  ///< row 0 of the view
+    int64_t x_stride;
+    bool x_f32;      ///< else bf16
+    bool x_aligned;  ///< every row starts at a multiple of 16 bytes
+
+    const float* bias;  ///< [n] or null
+    float* out;
+    int64_t out_stride;
+    bool add;
+    bool out_pairs;  ///< every row of out starts at a multiple of 8 bytes
+
+    int64_t rows;    ///< rows of a plain product; all pairs of a grouped one
+    int64_t groups;  ///< blocks along the rows: at least as many as there are groups
+
+    // Grouped products; `pairs` is null for plain ones.
+    const int32_t* pairs;
+    const int32_t* starts;
+    int32_t experts;
+    int32_t pairs_per_row;  ///< row of x of pair p: p / pairs_per_row - first_row
+    int32_t first_row;
+    int32_t first_pair;  ///< pairs [first_pair, end_pair) are this product's, others are skipped
+    int32_t end_pair;
+};
+
+/// Rows [first, first + count) of the product, or places in `pairs`; count 0: nothing.
+struct Group {
+    int32_t expert;
+    int32_t count;
+    int64_t first;
+};
+
+/// Group `index` of the product; the lanes of a warp together. Experts are few hundreds: each lane
+/// counts the groups of a run of experts, then the run that holds the group is looked at closely.
+__device__ __forceinline__ Group find_group(const Product& p, int64_t index, int tile) {
+    if (p.pairs == nullptr) {
+        const int64_t first = index * tile;
+        const int64_t left = p.rows - first;
+        return {0, static_cast<int32_t>(left < tile ? left : tile), first};
+    }
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto groups_of = [&](int32_t expert) {
+        return (p.starts[expert + 1] - p.starts[expert] + tile - 1) / tile;
+    };
+    const auto scan = [&](int32_t value) {
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const int32_t other = __shfl_up_sync(kAllLanes, value, distance);
+            if (lane >= distance) value += other;
+        }
+        return value;
+    };
+    int32_t wanted = static_cast<int32_t>(index);
+    int32_t first = 0, count = p.experts;
+    // Each round narrows [first, first + count) to a 32nd.
+    while (true) {
+        const int32_t run = (count + 31) / 32;
+        const int32_t begin = min(first + lane * run, first + count);
+        const int32_t end = min(begin + run, first + count);
+        int32_t groups = 0;
+        for (int32_t expert = begin; expert < end; ++expert) groups += groups_of(expert);
+        const int32_t through = scan(groups);
+        const unsigned behind = __ballot_sync(kAllLanes, through > wanted);
+        if (behind == 0) return {0, 0, 0};
+        const int lane_of = __ffs(static_cast<int>(behind)) - 1;
+        wanted -= __shfl_sync(kAllLanes, through - groups, lane_of);
+        const int32_t chosen_begin = __shfl_sync(kAllLanes, begin, lane_of);
+        count = __shfl_sync(kAllLanes, end, lane_of) - chosen_begin;
+        first = chosen_begin;
+        if (run == 1) break;
+    }
+    const int32_t start = p.starts[first] + wanted * tile;
+    const int32_t left = p.starts[first + 1] - start;
+    return {first, left < tile ? left : tile, start};
+}
+
+/// A row of x and of out; negative: none.
+struct RowPair {
+    int32_t x;
+    int32_t out;
+};
+
+/// Row `index` of a group.
+__device__ __forceinline__ RowPair row_of(const Product& p, const Group& group, int index) {
+    if (index >= group.count) return {-1, -1};
+    const auto row = static_cast<int32_t>(group.first) + index;
+    if (p.pairs == nullptr) return {row, row};
+    const int32_t pair = p.pairs[row];
+    if (pair < p.first_pair || pair >= p.end_pair) return {-1, -1};
+    return {pair / p.pairs_per_row - p.first_row, pair};
+}
+
+__device__ __forceinline__ WeightRow weight_row(const Product& p,
+                                                FormatLayout layout,
+                                                int32_t expert,
+                                                int64_t row) {
+    const int64_t index = expert * p.n + row;
+    return {p.codes + index * row_code_bytes(layout, p.units),
+            p.scales + index * row_scale_bytes(layout, p.units)};
+}
+
+/// One result: outer scale, bias, residual, in this order.
+__device__ __forceinline__ float finish(
+    const Product& p, float sum, float outer, int64_t n, float before) {
+    float value = sum * outer;
+    if (p.bias != nullptr) value += p.bias[n];
+    if (p.add) value += before;
+    return value;
+}
+
+/// Rows of x that share a matrix, on average: what the size of a tile should suit.
+inline int64_t rows_per_matrix(const Product& p) {
+    if (p.pairs == nullptr) return p.rows;
+    return ceil_div(p.end_pair - p.first_pair, std::max(p.experts, 1));
+}
+
+/// Tiles of 128 rows of the weight by 128 or 32 rows of x, bf16 activations: gemm.cuh.
+template <DType F>
+void run_gemm(Device& device, Product& product);
+/// Rows of the weight against up to 8 rows of x, sums in f32 of exact weights: gemv.cuh.
+template <DType F>
+void run_gemv(Device& device, Product& product);
+
+}  // namespace tessera::cuda

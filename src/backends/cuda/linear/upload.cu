@@ -1,0 +1,240 @@
+// Weights to the device: the file's bytes go through two pinned buffers, piece by piece, so that
+// the host copies one while the other is on the bus; a kernel then brings each piece into the
+// layout of formats.cuh. Repacking on the host was rejected: it would take several cores to keep
+// up.
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "backends/cuda/linear/linear.h"
+#include "backends/cuda/linear/pack.cuh"
+#include "backends/cuda/linear/product.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr size_t kPieceTarget = size_t{8} << 20;  ///< bytes of a pinned buffer
+constexpr int64_t kAlignment = 256;
+constexpr unsigned kPackThreads = 256;
+
+int64_t round_up(int64_t value, int64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+uint8_t bit_of(ActFormat format) {
+    return static_cast<uint8_t>(1u << static_cast<unsigned>(format));
+}
+
+/// F64 and integers become F32.
+DType stored_format(DType format) {
+    const bool plain = !is_block_format(format);
+    return plain && format != DType::kF16 && format != DType::kBF16 ? DType::kF32 : format;
+}
+
+/// Where the streams of a weight lie in its one allocation.
+struct Places {
+    int64_t scales;
+    int64_t outer;
+    int64_t bytes;
+};
+
+Places places_of(const HostWeight& weight) {
+    const DType stored = stored_format(weight.format);
+    const FormatLayout layout = layout_of(stored);
+    const int64_t units = units_of(weight.cols), rows = weight.rows * weight.experts;
+    Places places{};
+    places.scales = round_up(rows * row_code_bytes(layout, units), kAlignment);
+    places.outer = places.scales + round_up(rows * row_scale_bytes(layout, units), kAlignment);
+    places.bytes =
+        places.outer + round_up(weight.experts * static_cast<int64_t>(sizeof(float)), kAlignment);
+    return places;
+}
+
+/// A piece of a weight on its way: blocks [first_block, first_block + blocks) of all its rows.
+struct PackArguments {
+    const uint8_t* source;
+    int64_t first_block;
+    int64_t blocks;
+    int64_t cols;
+    DType format;
+    uint8_t* codes;
+    uint8_t* scales;
+};
+
+/// A thread per unit of a block format.
+__global__ void pack_blocks(const PackArguments a, int block_bytes, int block_units) {
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (index >= a.blocks * block_units) return;
+    const int64_t units = a.cols / kUnit;
+    const int64_t unit = a.first_block * block_units + index;
+    const int64_t row = unit / units;
+    const FormatLayout layout = layout_of(a.format);
+    const PackUnit pack{.block = a.source + index / block_units * block_bytes,
+                        .sub = static_cast<int>(index % block_units),
+                        .codes = a.codes + row * row_code_bytes(layout, units),
+                        .scales = a.scales + row * row_scale_bytes(layout, units),
+                        .unit = unit % units,
+                        .units = units};
+    pack.run(a.format);
+}
+
+template <class From, class To>
+__device__ __forceinline__ void pack_value(const PackArguments& a, int64_t index) {
+    constexpr int kPieces = kUnit * static_cast<int>(sizeof(To)) / kPieceBytes;
+    const int64_t units = units_of(a.cols);
+    const int64_t element = a.first_block + index;
+    const int64_t row = element / a.cols, k = element % a.cols;
+    const int64_t byte = k % kUnit * static_cast<int64_t>(sizeof(To));
+    uint8_t* target =
+        a.codes + row * units * kPieces * kPieceBytes +
+        piece_offset(kPieces, units, k / kUnit, static_cast<int>(byte / kPieceBytes)) +
+        byte % kPieceBytes;
+    *reinterpret_cast<To*>(target) =
+        static_cast<To>(reinterpret_cast<const From*>(a.source)[index]);
+}
+
+/// A thread per element of a plain format.
+__global__ void pack_elements(const PackArguments a) {
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (index >= a.blocks) return;
+    switch (a.format) {
+        case DType::kF16:
+        case DType::kBF16:
+            return pack_value<uint16_t, uint16_t>(a, index);
+        case DType::kF64:
+            return pack_value<double, float>(a, index);
+        case DType::kI8:
+            return pack_value<int8_t, float>(a, index);
+        case DType::kI16:
+            return pack_value<int16_t, float>(a, index);
+        case DType::kI32:
+            return pack_value<int32_t, float>(a, index);
+        case DType::kI64:
+            return pack_value<int64_t, float>(a, index);
+        default:
+            return pack_value<float, float>(a, index);
+    }
+}
+
+/// memcpy by a few threads: one alone is slower than the bus when it has to fault the file's pages
+/// in.
+void copy_in_parallel(std::byte* to, const std::byte* from, size_t bytes) {
+    constexpr size_t kShare = size_t{1} << 21;
+    const size_t threads = std::clamp<size_t>(
+        std::min<size_t>(bytes / kShare, std::thread::hardware_concurrency()), 1, 4);
+    const size_t share = (bytes + threads - 1) / threads;
+    std::vector<std::jthread> helpers;
+    for (size_t begin = share; begin < bytes; begin += share)
+        helpers.emplace_back(
+            [=] { std::memcpy(to + begin, from + begin, std::min(share, bytes - begin)); });
+    std::memcpy(to, from, std::min(share, bytes));
+}
+
+}  // namespace
+
+/// Two buffers in pinned memory with their counterparts on the device.
+struct CudaOps::Upload {
+    std::byte* pinned[2] = {};
+    std::byte* raw[2] = {};
+    cudaEvent_t sent[2] = {};
+
+    explicit Upload(Device& device) {
+        for (int i = 0; i < 2; ++i) {
+            check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&pinned[i]), kPieceTarget,
+                                     cudaHostAllocDefault),
+                       "allocating pinned memory");
+            check_cuda(cudaEventCreateWithFlags(&sent[i], cudaEventDisableTiming),
+                       "making an event");
+            raw[i] = device.allocate(kPieceTarget);
+        }
+    }
+    ~Upload() {
+        for (int i = 0; i < 2; ++i) {
+            // Its buffer may still be on the bus.
+            if (sent[i] != nullptr) cudaEventSynchronize(sent[i]);
+            cudaEventDestroy(sent[i]);
+            cudaFreeHost(pinned[i]);
+        }
+    }
+    static void destroy(Upload* upload) { delete upload; }
+};
+
+int64_t matrix_bytes(DType format, int64_t rows, int64_t cols) {
+    const FormatLayout layout = layout_of(format);
+    const int64_t units = units_of(cols);
+    return rows * (row_code_bytes(layout, units) + row_scale_bytes(layout, units));
+}
+
+int64_t CudaOps::upload_bytes(const HostWeight& weight) const {
+    return places_of(weight).bytes;
+}
+
+ActWants CudaOps::wants(DType weight_format) const {
+    const bool f32 = stored_format(weight_format) == DType::kF32;
+    return {bit_of(f32 ? ActFormat::kF32 : options_.act_prompt),
+            bit_of(f32 ? ActFormat::kF32 : options_.act_generated)};
+}
+
+Weight CudaOps::upload(const HostWeight& weight) {
+    const auto experts = static_cast<size_t>(weight.experts);
+    check(weight.scales.size() <= 1 || weight.scales.size() == experts,
+          "upload: one scale, or one per expert");
+    if (upload_ == nullptr) upload_ = decltype(upload_)(new Upload(*device_), Upload::destroy);
+    const DTypeInfo& info = dtype_info(weight.format);
+    const Places places = places_of(weight);
+    std::byte* memory = allocate(static_cast<size_t>(places.bytes));
+    // Columns that pad the last unit of a row count as zeros.
+    if (weight.cols % kUnit != 0)
+        check_cuda(
+            cudaMemsetAsync(memory, 0, static_cast<size_t>(places.scales), device_->stream()),
+            "clearing a weight");
+
+    const int64_t blocks = weight.experts * weight.rows * (weight.cols / info.block_elements);
+    const int64_t most = static_cast<int64_t>(kPieceTarget) / info.block_bytes;
+    const int block_units = info.block_elements / kUnit;
+    for (int64_t first = 0, piece = 0; first < blocks; first += most, ++piece) {
+        const int64_t count = std::min(most, blocks - first);
+        const auto bytes = static_cast<size_t>(count * info.block_bytes);
+        const auto slot = static_cast<size_t>(piece % 2);
+        // The buffer's last piece, maybe of the weight before, has left it.
+        check_cuda(cudaEventSynchronize(upload_->sent[slot]), "sending a weight");
+        copy_in_parallel(upload_->pinned[slot], weight.data + first * info.block_bytes, bytes);
+        check_cuda(cudaMemcpyAsync(upload_->raw[slot], upload_->pinned[slot], bytes,
+                                   cudaMemcpyHostToDevice, device_->stream()),
+                   "sending a weight");
+        check_cuda(cudaEventRecord(upload_->sent[slot], device_->stream()), "sending a weight");
+        const PackArguments arguments{
+            .source = reinterpret_cast<const uint8_t*>(upload_->raw[slot]),
+            .first_block = first,
+            .blocks = count,
+            .cols = weight.cols,
+            .format = weight.format,
+            .codes = reinterpret_cast<uint8_t*>(memory),
+            .scales = reinterpret_cast<uint8_t*>(memory + places.scales)};
+        const int64_t threads = count * std::max(block_units, 1);
+        const dim3 grid(static_cast<unsigned>(ceil_div(threads, kPackThreads)));
+        if (block_units > 0)
+            device_->launch("pack_blocks", pack_blocks, grid, dim3(kPackThreads), 0, arguments,
+                            info.block_bytes, block_units);
+        else
+            device_->launch("pack_elements", pack_elements, grid, dim3(kPackThreads), 0, arguments);
+    }
+
+    std::vector<float> outer(experts, 1.0f);
+    for (size_t e = 0; e < experts && !weight.scales.empty(); ++e)
+        outer[e] = weight.scales[weight.scales.size() == 1 ? 0 : e];
+    copy_to_device(memory + places.outer, outer.data(), experts * sizeof(float));
+    Weight uploaded;
+    uploaded.format = stored_format(weight.format);
+    uploaded.rows = weight.rows;
+    uploaded.cols = weight.cols;
+    uploaded.experts = weight.experts;
+    uploaded.codes = memory;
+    uploaded.scales = memory + places.scales;
+    uploaded.outer_scale = reinterpret_cast<const float*>(memory + places.outer);
+    uploaded.wants = wants(weight.format);
+    return uploaded;
+}
+
+}  // namespace tessera::cuda
