@@ -1,50 +1,18 @@
 // The gated delta net. Convolution: every thread takes blocks of channels through all sequences.
 // Delta rule: items are handed out by a counter; for generated rows an item is a block of value
 // rows of one (sequence, value head), for prompt rows it is a share of the value heads and strips
-// of one (sequence, key head), whose products of keys and queries those value heads have in common.
+// of one (sequence, key head), whose products of keys and queries those value heads have in common,
+// or several key heads (cpu_recurrent_prompt.cpp).
 // No result depends on who takes an item nor on how the rows are shared out, because value rows
 // never meet.
+#include "backends/cpu/cpu_recurrent.h"
+
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
 
-#include "backends/cpu/cpu_work.h"
-#include "backends/cpu/isa/recurrent_kernels.h"
 #include "backends/cpu/isa/rows_kernels.h"
 
 namespace tessera::cpu {
-namespace {
-
-/// Channels that a thread takes at once: taps and the rows of the window stay in the first cache.
-constexpr int64_t kChannelBlock = 512;
-constexpr int64_t kLineFloats = 16;
-
-int64_t whole_lines(int64_t floats) {
-    return round_up(floats, kLineFloats);
-}
-
-/// body(item, thread) for every item; which thread takes which does not show.
-template <class Body>
-void run_items(ThreadPool& pool, int64_t items, bool worth, const Body& body) {
-    if (items == 0) return;
-    std::atomic<int64_t> next{0};
-    run_team(pool, worth && items > 1 && pool.size() > 1, [&](int32_t thread) {
-        for (;;) {
-            const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
-            if (item >= items) return;
-            body(item, thread);
-        }
-    });
-}
-
-/// One sequence of a batch and its place in the recurrent memory.
-struct Place {
-    int64_t begin, rows, slot;
-    int32_t position;    // of the first row; at 0 the memory counts as zeros
-    int64_t save_slot;   // -1: none
-    int64_t save_after;  // rows before the copy for save_slot is made
-};
 
 Place place_of(const Batch& batch, int64_t sequence) {
     const auto* starts = batch.seq_start.as<int32_t>();
@@ -64,6 +32,39 @@ Place place_of(const Batch& batch, int64_t sequence) {
               place.begin < batch.prompt_rows && place.save_slot != place.slot,
           "recurrence: save position");
     return place;
+}
+
+DeltaRun run_of(
+    const DeltaCall& call, const Place& place, int64_t head, int64_t row, int64_t rows) {
+    const int64_t t = place.begin, key_head = head % call.key_heads;
+    return {.q = call.q.row<float>(t) + key_head * call.q.stride[1],
+            .q_stride = call.q.stride[0],
+            .k = call.k.row<float>(t) + key_head * call.k.stride[1],
+            .k_stride = call.k.stride[0],
+            .v = call.v.row<float>(t) + head * call.v.stride[1] + row,
+            .v_stride = call.v.stride[0],
+            .log_decay = call.log_decay.row<float>(t) + head,
+            .decay_stride = call.log_decay.stride[0],
+            .beta = call.beta.row<float>(t) + head,
+            .beta_stride = call.beta.stride[0],
+            .out = call.out.row<float>(t) + head * call.out.stride[1] + row,
+            .out_stride = call.out.stride[0],
+            .tokens = place.rows,
+            .key_size = call.key_size,
+            .rows = rows};
+}
+
+namespace {
+
+/// Channels that a thread takes at once: taps and the rows of the window stay in the first cache.
+constexpr int64_t kChannelBlock = 512;
+/// Strips that a thread takes through the chunks of a prompt together: half of a second-level
+/// cache.
+constexpr int64_t kHeldFloats = 256 * 1024;
+
+constexpr int64_t kLineFloats = 16;
+int64_t whole_lines(int64_t floats) {
+    return round_up(floats, kLineFloats);
 }
 
 void check_batch(const Batch& batch, int64_t rows) {
@@ -133,52 +134,9 @@ void convolve_block(
 
 // ---- delta rule ----
 
-struct DeltaCall {
-    const RecurrentKernels& kernels;
-    const Tensor& q;
-    const Tensor& k;
-    const Tensor& v;
-    const Tensor& log_decay;
-    const Tensor& beta;
-    const Batch& batch;
-    const RecurrentView& memory;
-    const Tensor& out;
-    int64_t key_heads, key_size, heads, size;
-};
-
-/// Rows of a sequence from `first` on, value rows [row, row + rows) of `head`.
-DeltaRun run_of(
-    const DeltaCall& call, const Place& place, int64_t head, int64_t row, int64_t rows) {
-    const int64_t t = place.begin, key_head = head % call.key_heads;
-    return {.q = call.q.row<float>(t) + key_head * call.q.stride[1],
-            .q_stride = call.q.stride[0],
-            .k = call.k.row<float>(t) + key_head * call.k.stride[1],
-            .k_stride = call.k.stride[0],
-            .v = call.v.row<float>(t) + head * call.v.stride[1] + row,
-            .v_stride = call.v.stride[0],
-            .log_decay = call.log_decay.row<float>(t) + head,
-            .decay_stride = call.log_decay.stride[0],
-            .beta = call.beta.row<float>(t) + head,
-            .beta_stride = call.beta.stride[0],
-            .out = call.out.row<float>(t) + head * call.out.stride[1] + row,
-            .out_stride = call.out.stride[0],
-            .tokens = place.rows,
-            .key_size = call.key_size,
-            .rows = rows};
-}
-
-/// Scratch of a thread for either family, in floats.
-struct DeltaScratch {
-    int64_t strips = 0;  ///< of a value head
-    int64_t strip_floats = 0, key_floats = 0, square_floats = 0, delta_floats = 0;
-    int64_t tile_floats = 0;
-    int64_t total = 0;
-};
-
-DeltaScratch delta_scratch(const RecurrentKernels& kernels,
-                           int64_t group,
-                           int64_t size,
-                           int64_t key_size) {
+DeltaScratch delta_scratch(const DeltaCall& call) {
+    const RecurrentKernels& kernels = call.kernels;
+    const int64_t group = call.heads / call.key_heads, size = call.size, key_size = call.key_size;
     DeltaScratch out;
     out.strips = ceil_div(size, kernels.strip_rows);
     out.strip_floats = whole_lines(key_size * kernels.strip_rows);
@@ -187,129 +145,14 @@ DeltaScratch delta_scratch(const RecurrentKernels& kernels,
     out.delta_floats = kChunkTokens * kernels.strip_rows;
     if (kernels.tile_floats != nullptr)
         out.tile_floats = whole_lines(kernels.tile_floats(key_size));
-    const int64_t chunk = group * out.strips * out.strip_floats + 5 * out.key_floats +
-                          4 * out.square_floats + 3 * kChunkTokens + out.delta_floats +
-                          out.tile_floats;
+    const int64_t strips = group * out.strips * out.strip_floats;
+    out.together = std::clamp<int64_t>(kHeldFloats / strips, 1, call.key_heads);
+    const int64_t chunk = out.together * strips + 5 * out.key_floats + 4 * out.square_floats +
+                          3 * kChunkTokens + out.delta_floats + out.tile_floats;
     const int64_t token = whole_lines(kernels.advance_floats(key_size)) + size * key_size;
     out.total = whole_lines(std::max(chunk, token));
     return out;
 }
-
-/// Units [begin, end) of the (value head, strip) pairs of one key head, through all chunks of one
-/// sequence of prompt rows.
-class PromptItem {
-  public:
-    PromptItem(const DeltaCall& call, const DeltaScratch& sizes, float* scratch)
-        : call_(call), sizes_(sizes), strips_(scratch) {
-        const int64_t group = call.heads / call.key_heads;
-        float* next = scratch + group * sizes.strips * sizes.strip_floats;
-        const auto take = [&](int64_t floats) {
-            float* taken = next;
-            next += floats;
-            return taken;
-        };
-        keys_ = {.q_rows = take(sizes.key_floats),
-                 .k_rows = take(sizes.key_floats),
-                 .k_cols = take(sizes.key_floats),
-                 .q_transposed = take(sizes.key_floats),
-                 .k_transposed = take(sizes.key_floats),
-                 .kk = take(sizes.square_floats),
-                 .qk = take(sizes.square_floats),
-                 .tiles = take(sizes.tile_floats)};
-        gates_ = {.solve = take(sizes.square_floats),
-                  .mix = take(sizes.square_floats),
-                  .since = take(kChunkTokens),
-                  .until = take(kChunkTokens),
-                  .beta = take(kChunkTokens)};
-        deltas_ = take(sizes.delta_floats);
-    }
-
-    void run(const Place& place, int64_t key_head, int64_t begin, int64_t end) {
-        const bool fresh = place.position == 0;
-        for (int64_t unit = begin; unit < end; ++unit) {
-            float* strip = strips_ + (unit - begin) * sizes_.strip_floats;
-            if (fresh)
-                std::fill_n(strip, sizes_.strip_floats, 0.0f);
-            else
-                call_.kernels.load_strip(state(place.slot, key_head, unit), rows(unit),
-                                         call_.key_size, strip);
-        }
-        if (call_.kernels.enter != nullptr) call_.kernels.enter();
-        for (int64_t t = 0; t < place.rows;) {
-            const int64_t to_border = kChunkTokens - (place.position + t) % kChunkTokens;
-            const int64_t tokens = std::min(to_border, place.rows - t);
-            Place part = place;
-            part.begin += t;
-            part.rows = tokens;
-            chunk(part, key_head, begin, end);
-            t += tokens;
-            if (place.save_slot >= 0 && t == place.save_after)
-                store(place.save_slot, key_head, begin, end);
-        }
-        if (call_.kernels.leave != nullptr) call_.kernels.leave();
-        store(place.slot, key_head, begin, end);
-    }
-
-  private:
-    int64_t head(int64_t key_head, int64_t unit) const {
-        return key_head + unit / sizes_.strips * call_.key_heads;
-    }
-    int64_t first_row(int64_t unit) const {
-        return unit % sizes_.strips * call_.kernels.strip_rows;
-    }
-    int64_t rows(int64_t unit) const {
-        return std::min(call_.kernels.strip_rows, call_.size - first_row(unit));
-    }
-    float* state(int64_t slot, int64_t key_head, int64_t unit) const {
-        return call_.memory.state.row<float>(slot) +
-               (head(key_head, unit) * call_.size + first_row(unit)) * call_.key_size;
-    }
-    void store(int64_t slot, int64_t key_head, int64_t begin, int64_t end) const {
-        for (int64_t unit = begin; unit < end; ++unit)
-            call_.kernels.store_strip(strips_ + (unit - begin) * sizes_.strip_floats, rows(unit),
-                                      call_.key_size, state(slot, key_head, unit));
-    }
-    void chunk(const Place& part, int64_t key_head, int64_t begin, int64_t end) {
-        call_.kernels.open_chunk(run_of(call_, part, key_head, 0, 0), keys_);
-        for (int64_t unit = begin; unit < end; ++unit) {
-            DeltaRun run = run_of(call_, part, head(key_head, unit), first_row(unit), rows(unit));
-            const bool last = unit + 1 == end;
-            Place ahead = part;
-            if (last) ahead.begin += part.rows;
-            const int64_t next = last ? begin : unit + 1;
-            const DeltaRun then =
-                run_of(call_, ahead, head(key_head, next), first_row(next), rows(next));
-            const int64_t exist =
-                std::clamp<int64_t>(call_.v.rows() - ahead.begin, 0, kChunkTokens);
-            // Each unit fetches its share of the next chunk's keys and queries.
-            const int64_t after = part.begin + part.rows, of = end - begin;
-            const int64_t more = std::clamp<int64_t>(call_.v.rows() - after, 0, kChunkTokens);
-            const int64_t row = more * (unit - begin) / of;
-            const int64_t share = more * (unit + 1 - begin) / of - row;
-            Place beyond = part;
-            beyond.begin = after + row;
-            const DeltaRun keys = run_of(call_, beyond, head(key_head, unit), 0, 0);
-            upcoming_ = {{{then.v, then.v_stride, then.rows, exist},
-                          {then.out, then.out_stride, then.rows, exist},
-                          {keys.q, keys.q_stride, call_.key_size, share},
-                          {keys.k, keys.k_stride, call_.key_size, share}}};
-            run.upcoming = upcoming_.data();
-            run.upcoming_count = std::ssize(upcoming_);
-            if (unit == begin || unit % sizes_.strips == 0)
-                call_.kernels.open_gates(run, keys_, gates_);
-            call_.kernels.run_strip(run, keys_, gates_, deltas_,
-                                    strips_ + (unit - begin) * sizes_.strip_floats);
-        }
-    }
-
-    const DeltaCall& call_;
-    const DeltaScratch& sizes_;
-    float* strips_;
-    float* deltas_;
-    ChunkKeys keys_;
-    ChunkGates gates_;
-    std::array<Upcoming, 4> upcoming_;
-};
 
 /// Into how many blocks of value rows the heads are cut so that every thread has work.
 struct Blocks {
@@ -353,28 +196,6 @@ void log_rows(const DeltaCall& call, const Place& place) {
         for (const Tensor* x : {&call.log_decay, &call.beta})
             out = std::copy_n(x->row<float>(place.begin + t), x->cols(), out);
     }
-}
-
-void run_prompts(const DeltaCall& call,
-                 ThreadPool& pool,
-                 const DeltaScratch& sizes,
-                 int64_t sequences,
-                 float* scratch) {
-    const int64_t units = call.heads / call.key_heads * sizes.strips;
-    const int64_t wholes = sequences * call.key_heads;
-    const int32_t threads = pool.size();
-    // More shares than needed cost products of keys and queries that all of them make.
-    const bool enough = wholes >= 4 * threads || wholes % threads == 0;
-    const int64_t shares = enough ? 1 : std::min(units, ceil_div(2 * threads, wholes));
-    const int64_t products = call.batch.prompt_rows * call.heads * call.size * call.key_size;
-    run_items(pool, wholes * shares, products >= kWorthProducts, [&](int64_t item, int32_t thread) {
-        const Place place = place_of(call.batch, item / shares / call.key_heads);
-        if (place.rows == 0) return;
-        const int64_t part = item % shares;
-        PromptItem(call, sizes, scratch + thread * sizes.total)
-            .run(place, item / shares % call.key_heads, units * part / shares,
-                 units * (part + 1) / shares);
-    });
 }
 
 void run_generated(const DeltaCall& call,
@@ -495,8 +316,7 @@ void CpuOps::gated_delta_rule(Exec& ex,
           "gated_delta_rule: memory");
     check_batch(batch, rows);
     const Scope scope(ex.arena);
-    const DeltaScratch sizes =
-        delta_scratch(call.kernels, call.heads / call.key_heads, call.size, call.key_size);
+    const DeltaScratch sizes = delta_scratch(call);
     auto* scratch = reinterpret_cast<float*>(
         ex.arena.allocate_bytes(static_cast<size_t>(pool_.size() * sizes.total) * 4));
     if (ex.planning() || rows == 0) return;

@@ -43,6 +43,10 @@ struct DeltaRun {
     int64_t tokens = 0;
     int64_t key_size = 0;
     int64_t rows = 0;  ///< value rows of the block
+    /// Strips of a chunk and key head are taken in this order, from 0 on: kernels may make what
+    /// the next strip (null: none) needs of keys and queries during the one before.
+    int64_t order = 0;
+    const float* next_strip = nullptr;
     const Upcoming* upcoming = nullptr;
     int64_t upcoming_count = 0;
 };
