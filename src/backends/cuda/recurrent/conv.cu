@@ -1,0 +1,67 @@
+// causal_conv: launches of conv.cuh by width. Prompt rows and generated rows take kernels of their
+// own, which give a row the same bits.
+#include "backends/cuda/device.cuh"
+#include "backends/cuda/recurrent/check.h"
+#include "backends/cuda/recurrent/conv.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+template <int W>
+void launch_conv(Device& device, const ConvArgs& args, int32_t rows) {
+    const auto blocks = static_cast<unsigned>(args.channel_blocks);
+    const auto sequences = static_cast<unsigned>(args.batch.sequences) * blocks;
+    if (args.batch.prompt_rows > 0) {
+        const auto segments = static_cast<unsigned>(ceil_div(args.batch.prompt_rows, kConvRows));
+        device.launch("conv_prompt", conv_prompt<W>, segments * blocks, kConvThreads, 0, args);
+        device.launch("conv_prompt_memory", conv_prompt_memory<W>, sequences, kConvThreads, 0,
+                      args);
+    }
+    if (args.batch.prompt_rows < rows)
+        device.launch("conv_generated", conv_generated<W>, sequences, kConvThreads, 0, args);
+}
+
+}  // namespace
+
+void CudaOps::causal_conv(Exec& ex,
+                          const Tensor& u,
+                          const Tensor& taps,
+                          const Batch& batch,
+                          const RecurrentView& memory,
+                          const Tensor& out) {
+    const int64_t channels = u.cols(), width = taps.cols();
+    check(u.rank == 2 && out.rank == 2 && out.shape == u.shape && taps.rows() == channels &&
+              taps.contiguous() && width >= 2 && width <= 8,
+          "causal_conv: shapes");
+    check(memory.conv.shape[1] == channels && memory.conv.shape[2] == width - 1 &&
+              dense_slots(memory.conv),
+          "causal_conv: memory");
+    check(!batch.tentative || dense_slots(memory.conv_log), "causal_conv: log");
+    check_recurrent_batch(batch, u.rows());
+    if (ex.planning() || u.rows() == 0) return;
+    const double elements = static_cast<double>(u.elements());
+    const Timed timed(*this, "causal_conv", 2 * elements * static_cast<double>(width),
+                      8 * elements);
+    ConvArgs args{.u = u.as<float>(),
+                  .u_stride = u.stride[0],
+                  .taps = taps.as<float>(),
+                  .out = out.as<float>(),
+                  .out_stride = out.stride[0],
+                  .memory = memory.conv.as<float>(),
+                  .memory_stride = memory.conv.stride[0],
+                  .channels = static_cast<int32_t>(channels),
+                  .channel_blocks = static_cast<int32_t>(ceil_div(channels, kConvThreads)),
+                  .tentative = batch.tentative,
+                  .batch = batch_args(batch)};
+    if (batch.tentative) {
+        args.log = memory.conv_log.as<float>();
+        args.log_stride = memory.conv_log.stride[0];
+        args.log_rows = static_cast<int32_t>(memory.conv_log.shape[1]);
+    }
+    using Launch = void (*)(Device&, const ConvArgs&, int32_t);
+    constexpr Launch kLaunches[] = {launch_conv<2>, launch_conv<3>, launch_conv<4>, launch_conv<5>,
+                                    launch_conv<6>, launch_conv<7>, launch_conv<8>};
+    kLaunches[width - 2](*device_, args, static_cast<int32_t>(u.rows()));
+}
+
+}  // namespace tessera::cuda
