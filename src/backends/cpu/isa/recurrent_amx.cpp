@@ -3,11 +3,11 @@
 // conditioning: the triangular solve within a block of kStep tokens; between the two blocks of a
 // chunk it is a product again. While a strip is solved, the products of the next one with keys and
 // queries are made step by step in between, and the rows that come next, which lie pages apart, are
-// fetched a few lines at a time. Bound: with everything in the second-level cache 100 thousand
-// cycles a chunk and head of 128, of which the tiles are busy for 25 (112 steps of a strip, 24 of
-// the squares), 50 are vector work; about 20 go to loading and storing tiles that are not in the
-// first cache. Rows that lie in memory add 20 to 70, depending on the pages' size and the
-// neighbours.
+// fetched a few lines at a time. Measured with everything in the second-level cache: 100 to 105
+// thousand cycles a chunk and head of 128, of which 25 are tile products (28 steps a strip, 24 of
+// the squares, 184 cycles each), 50 vector work, and the rest loads and stores of tiles that are
+// not in the first cache. The three add up almost in full: in isolation vector work hides behind
+// tile products in pieces of a quarter of a step, here neither such pieces nor fewer stores helped.
 #if defined(__x86_64__)
 
 #    include "backends/cpu/isa/recurrent_amx_tiles.h"
