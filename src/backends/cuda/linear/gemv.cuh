@@ -136,8 +136,8 @@ template <DType F, int XRows, int Rows>
 __global__ void __launch_bounds__(kProductThreads, blocks_at_once(XRows, layout_of(F).pieces))
     kernel(const __grid_constant__ Product p) {
     constexpr int kSteps = steps_held(XRows);
-    // Registers allow more than one unit under way where codes are short.
-    constexpr int kAhead = Format<F>::kE2m1 ? 2 : 1;
+    // Registers allow more than one unit under way where codes are short and sums few.
+    constexpr int kAhead = Format<F>::kE2m1 && XRows < 8 ? 2 : 1;
     __shared__ float4 x[XRows][kSteps * kStepQuads];
     __shared__ RowPair rows[XRows];
 
