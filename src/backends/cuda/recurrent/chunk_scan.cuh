@@ -352,7 +352,7 @@ struct ScanSource {
     __device__ const uint16_t* squares(int32_t chunk) const {
         return scratch.squares + ((first + chunk) * heads + head) * 6 * kSquareElements;
     }
-    /// Each of these is a group of copies of its own.
+    /// Whoever calls these closes the group of copies.
     template <int kColumns>
     __device__ void fetch_k(int32_t chunk, ScanShared<kColumns>& shared) const {
         fetch_rows(keys(chunk), kColumns, shared.k);
