@@ -26,7 +26,8 @@ done
 install_cuda() {
     local place wheels=(
         nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
-        nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cuda-cuobjdump==13.0.85
+        nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cuda-cuobjdump==13.2.86
+        nvidia-cuda-nvdisasm==13.2.86
     )
     place=$(cd "$(dirname "$0")/.." && pwd)/.cuda
     [[ -f $place/complete ]] && return

@@ -164,7 +164,8 @@ class Sources {
         engine.backend = {.name = options_.backend,
                           .threads = test.threads,
                           .act = test.act,
-                          .isa = options_.isa};
+                          .isa = options_.isa,
+                          .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers};
         for (const BenchTest& one : tests)
             engine.context = std::max(engine.context, one.n_depth + one.n_prompt + one.n_gen);
         engine.batch = test.batch;

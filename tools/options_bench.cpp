@@ -72,17 +72,9 @@ Option prompt_gen_row(std::vector<std::pair<int32_t, int32_t>>& target) {
 }
 
 Option gpu_layers_list_row(AllOptions& all) {
-    Option option = integers_row(
-        {"-ngl, --n-gpu-layers", "N", "", "layers on a GPU; this build has no GPU backend"},
+    return integers_row(
+        {"-ngl, --n-gpu-layers", "N", "", "layers on the GPU: -1 or many for all, 0 for the CPU"},
         all.bench.gpu_layers, -1, 1 << 20);
-    const auto set = option.set;
-    option.set = [set, &all](const Occurrence& given) {
-        set(given);
-        for (const int32_t layers : all.bench.gpu_layers)
-            if (layers > 0 && all.notes.empty())
-                all.notes.emplace_back("no GPU backend in this build: running on the CPU");
-    };
-    return option;
 }
 
 std::vector<Option> test_rows(BenchOptions& bench) {
@@ -129,8 +121,10 @@ std::vector<Option> tuning_rows(AllOptions& all) {
                     bench.load_mode, modes),
         choices_row({"--act", "FORMAT", "ACT", "format of activations in matrix products"},
                     bench.act, act_policies()),
-        name_row({"--backend", "NAME", "BACKEND", "what computes; reference is slow and exact"},
-                 bench.backend, backend_names()),
+        backend_row({"--backend", "NAME", "BACKEND",
+                     "what computes: auto (a GPU where there is one), cpu, cuda, CUDA1, or "
+                     "reference, which is slow and exact"},
+                    bench.backend),
         isa_row(bench.isa),
         gpu_layers_list_row(all),
     };
@@ -209,9 +203,11 @@ Command test_ops_command(AllOptions& all) {
           text_row({"-p, --params", "REGEX", "", "only cases whose names match"},
                    options.pattern)}},
         {"Machine",
-         {name_row({"-b, --backend", "NAME", "BACKEND", "what to check"}, options.backend,
-                   backend_names()),
-          threads_row(options.threads), act_row(options.act), isa_row(options.isa)}},
+         {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
+                      options.backend.name),
+          threads_row(options.backend.threads), act_row(options.backend.act),
+          isa_row(options.backend.isa), device_debug_rows(options.backend)[0],
+          device_debug_rows(options.backend)[1]}},
         {"Output",
          {choice_row({"--output", "FORMAT", "", "what to print on stdout"}, options.output,
                      formats)}}};

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
+
 #include "tools/options_table.h"
 
 namespace tessera {
@@ -21,8 +23,26 @@ const NamedValues<ActPolicy>& act_policies() {
     return kPolicies;
 }
 
-std::vector<std::string> backend_names() {
-    return {"cpu", "reference"};
+namespace {
+
+std::string lower(std::string_view text) {
+    std::string out(text);
+    for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return out;
+}
+
+}  // namespace
+
+Option backend_row(const Row& row, std::string& target) {
+    Option option = make_row(row, target);
+    option.choices = {"auto", "cpu", "cuda", "reference"};
+    option.set = [&target, known = option.choices](const Occurrence& given) {
+        const std::string text = lower(given.text);
+        const bool numbered = text.starts_with("cuda") && text.size() > 4 &&
+                              text.find_first_not_of("0123456789", 4) == std::string::npos;
+        target = numbered ? text : known[parse_choice(given, known)];
+    };
+    return option;
 }
 
 Option name_row(const Row& row, std::string& target, const std::vector<std::string>& known) {
@@ -62,6 +82,15 @@ Option act_row(ActPolicy& act) {
         act, act_policies());
 }
 
+std::vector<Option> device_debug_rows(BackendOptions& backend) {
+    return {switch_row({"--poison, --no-poison", "", "POISON",
+                        "GPU: fill fresh memory with 0xFF, which shows reads of unwritten memory"},
+                       backend.poison),
+            switch_row({"--synchronous, --no-synchronous", "", "SYNCHRONOUS",
+                        "GPU: wait after every kernel, so that a fault names the right one"},
+                       backend.synchronous)};
+}
+
 std::vector<Option> context_rows(EngineOptions& engine) {
     constexpr int64_t kMost = 1 << 30;
     Option context = integer_row({"-c, --ctx-size", "N", "CTX_SIZE",
@@ -82,20 +111,38 @@ std::vector<Option> context_rows(EngineOptions& engine) {
 
 namespace {
 
-/// Flags that people type by habit and whose every meaning this build already fulfils.
-Option gpu_layers_row(AllOptions& all) {
+Option gpu_layers_row(BackendOptions& backend) {
     Option option = make_row({"-ngl, --gpu-layers, --n-gpu-layers", "N", "N_GPU_LAYERS",
-                              "layers on a GPU (a number, auto or all); this build has none"},
-                             "");
-    option.set = [&all](const Occurrence& given) {
-        if (given.text == "0" || given.text == "auto") return;
-        if (given.text != "all" && parse_integer(given, -1, 1 << 20) <= 0) return;
-        const std::string note = "no GPU backend in this build: running on the CPU";
-        if (all.notes.empty()) all.notes.push_back(note);
+                              "layers on the GPU: auto, all, or 0 for the CPU"},
+                             "auto");
+    option.set = [&backend](const Occurrence& given) {
+        backend.gpu_layers = given.text == "auto" || given.text == "all"
+                                 ? kAllLayers
+                                 : static_cast<int32_t>(parse_integer(given, -1, 1 << 20));
+        if (backend.gpu_layers < 0) backend.gpu_layers = kAllLayers;
     };
     return option;
 }
 
+Option device_row(BackendOptions& backend) {
+    Option option = make_row({"-dev, --device", "NAME", "DEVICE",
+                              "CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none"},
+                             "");
+    option.set = [&backend](const Occurrence& given) {
+        const std::string text = lower(given.text);
+        const bool card = text.starts_with("cuda") && text.size() > 4 &&
+                          text.find_first_not_of("0123456789", 4) == std::string::npos;
+        if (!card && text != "none")
+            throw UserError(
+                ExitCode::kUsage,
+                fmt::format("{}: unknown device '{}' (one of CUDA0, CUDA1, ... or none)",
+                            given.where, given.text));
+        backend.name = card ? text : "cpu";
+    };
+    return option;
+}
+
+/// Flags that people type by habit and whose every meaning this program already fulfils.
 Option habit_row(const Row& row, std::vector<std::string> choices) {
     Option option = make_row(row, choices.front());
     option.choices = choices;
@@ -105,13 +152,16 @@ Option habit_row(const Row& row, std::vector<std::string> choices) {
 
 }  // namespace
 
-std::vector<Option> machine_rows(EngineOptions& engine, AllOptions& all) {
+std::vector<Option> machine_rows(EngineOptions& engine) {
     std::vector<Option> rows;
     rows.push_back(threads_row(engine.backend.threads));
     rows.push_back(act_row(engine.backend.act));
-    rows.push_back(
-        name_row({"--backend", "NAME", "BACKEND", "what computes; reference is slow and exact"},
-                 engine.backend.name, backend_names()));
+    engine.backend.name = "auto";
+    rows.push_back(backend_row({"--backend", "NAME", "BACKEND",
+                                "what computes: auto (a GPU where there is one), cpu, cuda, CUDA1, "
+                                "or reference, which is slow and exact"},
+                               engine.backend.name));
+    rows.push_back(device_row(engine.backend));
     rows.push_back(isa_row(engine.backend.isa));
     rows.push_back(habit_row({"-fa, --flash-attn", "MODE", "FLASH_ATTN",
                               "attention never stores its scores here, so every value is the same"},
@@ -119,7 +169,8 @@ std::vector<Option> machine_rows(EngineOptions& engine, AllOptions& all) {
     rows.push_back(habit_row({"-lm, --load-mode", "MODE", "LOAD_MODE",
                               "weights are mapped and repacked whatever the value"},
                              {"auto", "none", "mmap"}));
-    rows.push_back(gpu_layers_row(all));
+    rows.push_back(gpu_layers_row(engine.backend));
+    for (Option& option : device_debug_rows(engine.backend)) rows.push_back(std::move(option));
     return rows;
 }
 

@@ -221,7 +221,7 @@ Command inspect_command(AllOptions& all) {
           switch_row({"--ops", "", "", "list the fused ops that the backend has kernels for"},
                      options.ops)}},
         {"Memory estimate", std::move(context)},
-        {"Machine", machine_rows(options.engine, all)}};
+        {"Machine", machine_rows(options.engine)}};
     command.examples = {"tessera inspect model.gguf --no-tensors",
                         "tessera inspect model.gguf --json -c 8192 -ctk q8_0 -ctv q8_0"};
     command.check = [&all, &options] {

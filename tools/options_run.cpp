@@ -205,7 +205,7 @@ Command run_command(AllOptions& all) {
                         {"Chat", chat_rows(all)},
                         {"Sampling", sampling_rows(all.run)},
                         {"Drafting and reuse", draft_rows(all.run)},
-                        {"Machine", machine_rows(all.run.engine, all)},
+                        {"Machine", machine_rows(all.run.engine)},
                         {"Output", run_output_rows(all.run)}};
     command.examples = {"tessera run model.gguf",
                         "tessera run model.gguf \"Why is the sky blue?\" --temp 0",
@@ -267,7 +267,7 @@ Command perplexity_command(AllOptions& all) {
     model.insert(model.begin(), model_row(all, options.engine.model_path));
     command.sections = {{"Model", std::move(model)},
                         {"Text and method", perplexity_rows(options)},
-                        {"Machine", machine_rows(options.engine, all)}};
+                        {"Machine", machine_rows(options.engine)}};
     command.examples = {
         "tessera perplexity -m model.gguf -f wiki.test.raw",
         "tessera perplexity -m f16.gguf -f wiki.test.raw --kl-divergence-base base.kld",

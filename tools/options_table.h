@@ -58,12 +58,15 @@ Command synth_command(AllOptions& all);
 
 // Rows that several commands share.
 std::vector<Option> context_rows(EngineOptions& engine);
-std::vector<Option> machine_rows(EngineOptions& engine, AllOptions& all);
+std::vector<Option> machine_rows(EngineOptions& engine);
 Option threads_row(int32_t& threads);
 Option act_row(ActPolicy& act);
 const NamedValues<DType>& cache_types();
 const NamedValues<ActPolicy>& act_policies();
-std::vector<std::string> backend_names();
+/// Faults of kernels: --poison, --synchronous.
+std::vector<Option> device_debug_rows(BackendOptions& backend);
+/// "auto", "cpu", "reference", "cuda" or "cuda" with a number.
+Option backend_row(const Row& row, std::string& target);
 Option isa_row(std::string& isa);
 /// A choice among names that stay names.
 Option name_row(const Row& row, std::string& target, const std::vector<std::string>& known);

@@ -159,10 +159,9 @@ int run_support(op_cases::Runner& runner) {
 
 int run_test_ops(const TestOpsOptions& options) {
     const auto make = [&](int32_t threads) {
-        return make_ops({.name = options.backend,
-                         .threads = threads > 0 ? threads : options.threads,
-                         .act = options.act,
-                         .isa = options.isa});
+        BackendOptions backend = options.backend;
+        if (threads > 0) backend.threads = threads;
+        return make_ops(backend);
     };
     const std::vector<OpCase> cases = select_cases(options);
     op_cases::WeightBank bank;

@@ -19,12 +19,9 @@ enum class TestOpsOutput : uint8_t { kConsole, kCsv, kJsonl };
 
 struct TestOpsOptions {
     TestOpsMode mode = TestOpsMode::kTest;
-    std::string op;               ///< only this one, "" = all ("MUL_MAT", any case)
-    std::string backend = "cpu";  ///< "cpu" or "reference"
-    std::string pattern;          ///< ECMAScript regular expression searched in the case's name
-    int32_t threads = 0;          ///< 0: one per physical core
-    std::string isa;              ///< see BackendOptions
-    ActPolicy act = ActPolicy::kAuto;
+    std::string op;       ///< only this one, "" = all ("MUL_MAT", any case)
+    std::string pattern;  ///< ECMAScript regular expression searched in the case's name
+    BackendOptions backend;
     TestOpsOutput output = TestOpsOutput::kConsole;
 };
 

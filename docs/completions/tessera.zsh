@@ -95,15 +95,21 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
-            '*--backend=[what computes; reference is slow and exact]:NAME:(cpu reference)' \
+            '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
+            '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
+            '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*-fa[attention never stores its scores here, so every value is the same]:MODE:(auto on off 1 0)' \
             '*--flash-attn=[attention never stores its scores here, so every value is the same]:MODE:(auto on off 1 0)' \
             '*-lm[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--load-mode=[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
-            '*-ngl[layers on a GPU (a number, auto or all); this build has none]:N:' \
-            '*--gpu-layers=[layers on a GPU (a number, auto or all); this build has none]:N:' \
-            '*--n-gpu-layers=[layers on a GPU (a number, auto or all); this build has none]:N:' \
+            '*-ngl[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--gpu-layers=[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--n-gpu-layers=[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
+            '*--no-poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
+            '*--synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
+            '*--no-synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
             '*-co[colour the prompt and the input]:WHEN:(auto on off)' \
             '*--color=[colour the prompt and the input]:WHEN:(auto on off)' \
             '*--perf[a line of speeds after each answer]' \
@@ -144,10 +150,10 @@ _tessera() {
             '*-lm[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--load-mode=[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--act=[format of activations in matrix products]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
-            '*--backend=[what computes; reference is slow and exact]:NAME:(cpu reference)' \
+            '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
-            '*-ngl[layers on a GPU; this build has no GPU backend]:N:' \
-            '*--n-gpu-layers=[layers on a GPU; this build has no GPU backend]:N:' \
+            '*-ngl[layers on the GPU\: -1 or many for all, 0 for the CPU]:N:' \
+            '*--n-gpu-layers=[layers on the GPU\: -1 or many for all, 0 for the CPU]:N:' \
             '*-o[what to print on stdout]:FORMAT:(md csv json jsonl)' \
             '*--output=[what to print on stdout]:FORMAT:(md csv json jsonl)' \
             '*-oe[what to print on stderr]:FORMAT:(md csv json jsonl none)' \
@@ -187,15 +193,21 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
-            '*--backend=[what computes; reference is slow and exact]:NAME:(cpu reference)' \
+            '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
+            '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
+            '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*-fa[attention never stores its scores here, so every value is the same]:MODE:(auto on off 1 0)' \
             '*--flash-attn=[attention never stores its scores here, so every value is the same]:MODE:(auto on off 1 0)' \
             '*-lm[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--load-mode=[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
-            '*-ngl[layers on a GPU (a number, auto or all); this build has none]:N:' \
-            '*--gpu-layers=[layers on a GPU (a number, auto or all); this build has none]:N:' \
-            '*--n-gpu-layers=[layers on a GPU (a number, auto or all); this build has none]:N:' ;;
+            '*-ngl[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--gpu-layers=[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--n-gpu-layers=[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
+            '*--no-poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
+            '*--synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
+            '*--no-synchronous[GPU\: wait after every kernel, so that a fault names the right one]' ;;
     quantize)
         _arguments -S '--help[show the flags]' \
             '*--pure[one format for every matrix]' \
@@ -242,15 +254,21 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
-            '*--backend=[what computes; reference is slow and exact]:NAME:(cpu reference)' \
+            '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
+            '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
+            '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*-fa[attention never stores its scores here, so every value is the same]:MODE:(auto on off 1 0)' \
             '*--flash-attn=[attention never stores its scores here, so every value is the same]:MODE:(auto on off 1 0)' \
             '*-lm[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--load-mode=[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
-            '*-ngl[layers on a GPU (a number, auto or all); this build has none]:N:' \
-            '*--gpu-layers=[layers on a GPU (a number, auto or all); this build has none]:N:' \
-            '*--n-gpu-layers=[layers on a GPU (a number, auto or all); this build has none]:N:' \
+            '*-ngl[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--gpu-layers=[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--n-gpu-layers=[layers on the GPU\: auto, all, or 0 for the CPU]:N:' \
+            '*--poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
+            '*--no-poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
+            '*--synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
+            '*--no-synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
             '::MODEL:_files' ;;
     tokenize)
         _arguments -S '--help[show the flags]' \
@@ -282,12 +300,16 @@ _tessera() {
             '*--op=[only this op, such as MUL_MAT]:OP:' \
             '*-p[only cases whose names match]:REGEX:' \
             '*--params=[only cases whose names match]:REGEX:' \
-            '*-b[what to check]:NAME:(cpu reference)' \
-            '*--backend=[what to check]:NAME:(cpu reference)' \
+            '*-b[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
+            '*--backend=[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
+            '*--poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
+            '*--no-poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
+            '*--synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
+            '*--no-synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
             '*--output=[what to print on stdout]:FORMAT:(console csv jsonl)' \
             '::test|perf|support:(test perf support)' ;;
     help)

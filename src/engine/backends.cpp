@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "backends/cpu/cpu_ops.h"
+#include "backends/cuda/library.h"
 #include "backends/reference/reference_ops.h"
 #include "core/nearest.h"
-#include "engine/cuda_library.h"
 #include "engine/engine.h"
 #include "engine/machine.h"
 
@@ -59,11 +59,21 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
                         "the CUDA backend takes --act auto, bf16 or f32 so far; int8 and nvfp4 "
                         "activations are for --backend cpu");
     const ActFormat format = act == ActPolicy::kF32 ? ActFormat::kF32 : ActFormat::kBF16;
-    return make_cuda_ops({.device = device,
-                          .act_prompt = format,
-                          .act_generated = format,
-                          .poison = options.poison,
-                          .synchronous = options.synchronous});
+    return cuda::make_cuda_ops({.device = device,
+                                .act_prompt = format,
+                                .act_generated = format,
+                                .poison = options.poison,
+                                .synchronous = options.synchronous});
+}
+
+/// Nothing where there is no card, no driver or no library.
+std::unique_ptr<Ops> try_cuda(const BackendOptions& options) {
+    try {
+        return make_cuda(options, options.device);
+    } catch (const UserError& error) {
+        if (error.code() != ExitCode::kDevice) throw;
+        return nullptr;
+    }
 }
 
 }  // namespace
@@ -72,11 +82,8 @@ std::unique_ptr<Ops> make_ops(const BackendOptions& options) {
     constexpr std::array<std::string_view, 4> kNames = {"auto", "cpu", "cuda", "reference"};
     if (const auto device = cuda_device(options)) return make_cuda(options, *device);
     if (options.name == "auto") {
-        try {
-            return make_cuda(options, options.device);
-        } catch (const UserError& error) {
-            if (error.code() != ExitCode::kDevice) throw;
-        }
+        if (options.gpu_layers > 0)
+            if (auto card = try_cuda(options)) return card;
         BackendOptions fallback = options;
         fallback.name = "cpu";
         return make_ops(fallback);

@@ -25,6 +25,8 @@ using ProgressFn = std::function<void(std::string_view what, int64_t done, int64
 /// path.
 enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4 };
 
+inline constexpr int32_t kAllLayers = INT32_MAX;
+
 struct BackendOptions {
     /// "cpu", "reference", "cuda" (the card `device`), "CUDA0", ..., or "auto": a card where there
     /// is one, else the CPU.
@@ -34,6 +36,9 @@ struct BackendOptions {
     ActPolicy act = ActPolicy::kAuto;
     std::string isa;  ///< CPU kernels at most this good: "scalar", "avx2", "avx512", "amx", "neon";
                       ///< "" = best
+    /// Layers on a card: all or none (then "auto" is the CPU). UserError(kUsage) by Engine for a
+    /// number between, as partial offload does not exist.
+    int32_t gpu_layers = kAllLayers;
     bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
     bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
 };

@@ -199,6 +199,13 @@ void Engine::Impl::load_text(const GgufFile& file) {
 void Engine::Impl::describe(const GgufFile& file) {
     model = make_model(file, {.draft = options.draft_max > 0});
     ops = make_ops(options.backend);
+    const int32_t layers = model->info().layers;
+    if (!ops->on_host() && options.backend.gpu_layers < layers)
+        throw UserError(
+            ExitCode::kUsage,
+            fmt::format("-ngl {}: this model has {} layers and only whole models run on "
+                        "a GPU: leave -ngl away, or take 0 for the CPU",
+                        options.backend.gpu_layers, layers));
     prepare_options();
     make_plan(file);
 }

@@ -46,7 +46,10 @@ __host__ __device__ inline float f32_of_f16(uint16_t bits) {
 }
 __host__ __device__ inline uint16_t f16_of_f32(float value) {
 #ifdef __CUDA_ARCH__
-    return __half_as_ushort(__float2half_rn(value));
+    // As a pair: ptxas 13.0 turns the store of a byte of a single conversion's result into a
+    // numeric conversion (F2I.U8.F16).
+    const __half2 pair = __floats2half2_rn(value, 0.0f);
+    return static_cast<uint16_t>(*reinterpret_cast<const uint32_t*>(&pair));
 #else
     return f16_from_f32(value);
 #endif

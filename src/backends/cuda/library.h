@@ -5,10 +5,10 @@
 
 #include "backends/cuda/cuda_ops.h"
 
-namespace tessera {
+namespace tessera::cuda {
 
 /// A backend on a card. UserError(kDevice) when the library is not beside the program (or in
 /// ../lib), and as the constructor of CudaOps. The library stays loaded.
-std::unique_ptr<Ops> make_cuda_ops(const cuda::CudaOptions& options);
+std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options);
 
-}  // namespace tessera
+}  // namespace tessera::cuda

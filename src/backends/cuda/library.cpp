@@ -1,4 +1,4 @@
-#include "engine/cuda_library.h"
+#include "backends/cuda/library.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -8,7 +8,7 @@
 
 #include "backends/cuda/entry.h"
 
-namespace tessera {
+namespace tessera::cuda {
 namespace {
 
 constexpr const char* kLibrary = "libtessera_cuda.so";
@@ -33,7 +33,7 @@ void* open_library() {
 
 }  // namespace
 
-std::unique_ptr<Ops> make_cuda_ops(const cuda::CudaOptions& options) {
+std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options) {
     static void* const library = open_library();
     const auto create =
         reinterpret_cast<decltype(&tessera_cuda_create)>(dlsym(library, "tessera_cuda_create"));
@@ -42,4 +42,4 @@ std::unique_ptr<Ops> make_cuda_ops(const cuda::CudaOptions& options) {
     return std::unique_ptr<Ops>(create(options));
 }
 
-}  // namespace tessera
+}  // namespace tessera::cuda
