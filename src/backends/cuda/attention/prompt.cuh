@@ -189,7 +189,7 @@ __device__ __forceinline__ void convert_page(
     const Pages& pages, const uint8_t* source, int32_t head_size, int2 live, uint16_t* tile) {
     constexpr int32_t kPieces = kHeadSize / 8;
     constexpr int32_t kTurns = kPageTokens * kPieces / kPromptThreads;
-    constexpr int32_t kAtOnce = 4;
+    constexpr int32_t kAtOnce = kHeadSize > 128 ? 2 : 4;  // bounded by registers
 #pragma unroll 1
     for (int32_t turn = 0; turn < kTurns; turn += kAtOnce) {
         Eight<kFormat> raw[kAtOnce];
@@ -252,7 +252,8 @@ struct RowState {
     float total[2];    ///< of this lane's keys
 };
 
-/// scores (8 fragments of 8 keys) = queries keys^T.
+/// scores (8 fragments of 8 keys) = queries keys^T. Unrolled in full, the largest heads would run
+/// out of registers.
 template <int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& shared,
                                               int32_t head_size,
@@ -264,7 +265,7 @@ __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& sha
     for (int32_t n = 0; n < 8; ++n)
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) scores[n][i] = 0.0f;
-#pragma unroll
+#pragma unroll(kHeadSize > 128 ? 4 : kHeadSize / 16)
     for (int32_t k = 0; k < kHeadSize / 16; ++k) {
         if (k * 16 >= head_size) break;
         uint32_t a[4];
