@@ -2,11 +2,31 @@
 # without driver or card. Built where nvcc is found: TESSERA_NVCC, $CUDA_HOME, PATH, or what
 # `scripts/bootstrap.sh --cuda` has put into .cuda. Sources are compiled by rules of our own: the
 # toolkit from PyPI is a compiler and headers, not what CMake's CUDA language expects.
-set(TESSERA_CUDA AUTO CACHE STRING "CUDA backend: AUTO (where nvcc is found), ON or OFF")
-set(TESSERA_CUDA_ARCHS "80;90a;120f" CACHE STRING "Compute capabilities; the last plain one also leaves PTX")
+set(TESSERA_CUDA AUTO CACHE STRING "CUDA backend: AUTO (where there are a card and nvcc), ON or OFF")
 if(TESSERA_CUDA STREQUAL "OFF")
   return()
 endif()
+# What to compile for: the cards of this machine, or all that the project knows.
+execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+  OUTPUT_VARIABLE cards RESULT_VARIABLE no_card ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+set(own_archs "80;90a;120f")
+if(no_card EQUAL 0 AND cards)
+  set(own_archs "")
+  string(REPLACE "\n" ";" cards "${cards}")
+  foreach(card ${cards})
+    string(REPLACE "." "" card ${card})
+    if(card STREQUAL "90")
+      set(card 90a)
+    elseif(card MATCHES "^12[0-9]$")
+      set(card 120f)
+    endif()
+    list(APPEND own_archs ${card})
+  endforeach()
+  list(REMOVE_DUPLICATES own_archs)
+elseif(TESSERA_CUDA STREQUAL "AUTO")
+  return()
+endif()
+set(TESSERA_CUDA_ARCHS "${own_archs}" CACHE STRING "Compute capabilities; the last plain one also leaves PTX")
 find_program(TESSERA_NVCC nvcc
   HINTS $ENV{CUDA_HOME}/bin ${PROJECT_SOURCE_DIR}/.cuda/nvidia/cu13/bin /usr/local/cuda/bin)
 if(NOT TESSERA_NVCC)

@@ -2,7 +2,8 @@
 # Installs what building and testing need on Debian 12 or Ubuntu: only packages that are missing, so that a second run
 # does nothing. Needs root or sudo.
 #   scripts/bootstrap.sh          everything that the two commands need
-#   scripts/bootstrap.sh --cuda   also the CUDA compiler, from PyPI into .cuda, where the machine has none
+#   scripts/bootstrap.sh --cuda   also the CUDA compiler, from PyPI into .cuda, where the machine has none; a machine
+#                                 with an NVIDIA card gets it without asking
 #   scripts/bootstrap.sh --dev    also clang (fuzz targets; version 16, because 14 lacks std::source_location), clang-format, the ARM cross compiler and its emulator
 set -euo pipefail
 
@@ -53,6 +54,9 @@ if [[ ${#missing[@]} -gt 0 ]]; then
         "${as_root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}" >&2
     fi
 fi
-if [[ $cuda -eq 1 ]] && ! command -v nvcc >/dev/null; then
+if nvidia-smi -L >/dev/null 2>&1; then
+    cuda=1
+fi
+if [[ $cuda -eq 1 ]] && ! command -v nvcc >/dev/null && [[ ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     install_cuda
 fi

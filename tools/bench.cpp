@@ -70,10 +70,12 @@ class Bench {
     /// costs time.
     std::string ops(const BenchTest& test, std::string_view title) {
         fill(test.n_depth, title);
+        engine_.set_recording(false);
         engine_.ops().set_op_timing(true);
         engine_.ops().reset_op_counts();
         const double seconds = static_cast<double>(timed(test)) / 1e9;
         engine_.ops().set_op_timing(false);
+        engine_.set_recording(true);
         return ops_table(engine_.ops().op_counts(), seconds);
     }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "engine/engine_impl.h"
@@ -45,173 +44,6 @@ void Engine::Impl::check_inputs(std::span<const SequenceInput> inputs) const {
                                                                 token, model->info().vocab - 1));
     }
     check(tokens <= options.batch, "decode: more tokens than the batch size");
-}
-
-void Engine::Impl::reserve_logits(int64_t rows) {
-    if (rows <= logits_capacity) return;
-    // Twice as many as before at least: a device keeps what it outgrows.
-    rows = std::max(rows, ops->on_host() ? rows : 2 * logits_capacity);
-    logits_memory = working_memory(*ops, rows * model->info().vocab * 4);
-    logits_capacity = rows;
-}
-
-/// Starts the index tensors of a pass anew.
-void Engine::Impl::clear_rows() {
-    buffers.tokens.clear();
-    buffers.positions.clear();
-    buffers.seq_start.assign(1, 0);
-    buffers.page_table.clear();
-}
-
-/// Adds the next sequence's tokens from `position` on to them; returns the keys that it then sees.
-int32_t Engine::Impl::add_rows(const Sequence& sequence,
-                               int32_t position,
-                               std::span<const int32_t> tokens) {
-    BatchBuffers& b = buffers;
-    const auto count = static_cast<int32_t>(tokens.size());
-    b.tokens.insert(b.tokens.end(), tokens.begin(), tokens.end());
-    for (int32_t i = 0; i < count; ++i) b.positions.push_back(position + i);
-    b.seq_start.push_back(static_cast<int32_t>(b.tokens.size()));
-    b.page_table.insert(b.page_table.end(), sequence.pages_.begin(), sequence.pages_.end());
-    b.page_table.resize(static_cast<size_t>(pages_per_sequence) * (b.seq_start.size() - 1), 0);
-    return position + count;
-}
-
-Tensor Engine::Impl::page_table() {
-    return make_tensor(buffers.page_table.data(), DType::kI32,
-                       {std::ssize(buffers.seq_start) - 1, pages_per_sequence});
-}
-
-Tensor Engine::Impl::staged(Exec& ex, std::vector<int32_t>& values) {
-    return ops->stage(ex, int_tensor(values));
-}
-
-/// The index tensors of a batch where ops read them.
-Batch Engine::Impl::staged(Exec& ex, Batch batch) {
-    for (Tensor* part : {&batch.tokens, &batch.positions, &batch.seq_start, &batch.page_table,
-                         &batch.outputs, &batch.slots, &batch.save_slots, &batch.save_positions})
-        *part = ops->stage(ex, *part);
-    return batch;
-}
-
-Batch Engine::Impl::make_batch(const Pass& pass, std::span<const SequenceInput> inputs) {
-    BatchBuffers& b = buffers;
-    clear_rows();
-    b.slots.clear();
-    b.outputs = pass.outputs;
-    if (drafting()) {
-        b.all_rows.resize(static_cast<size_t>(pass.rows));
-        std::iota(b.all_rows.begin(), b.all_rows.end(), 0);
-    }
-    plan_saves(pass, inputs);
-    int32_t visible = 0;
-    for (const Segment& segment : pass.segments) {
-        const SequenceInput& input = inputs[static_cast<size_t>(segment.input)];
-        const auto tokens = input.tokens.subspan(static_cast<size_t>(segment.first),
-                                                 static_cast<size_t>(segment.count));
-        visible = std::max(visible, add_rows(*input.sequence, segment.position, tokens));
-        b.slots.push_back(input.sequence->slot_);
-    }
-    return {.tokens = int_tensor(b.tokens),
-            .positions = int_tensor(b.positions),
-            .seq_start = int_tensor(b.seq_start),
-            .page_table = page_table(),
-            .outputs = int_tensor(drafting() ? b.all_rows : b.outputs),
-            .prompt_rows = pass.prompt_rows,
-            .prompt_outputs = drafting() ? pass.prompt_rows : pass.prompt_outputs,
-            .max_visible = visible,
-            .slots = int_tensor(b.slots),
-            .save_slots = int_tensor(b.save_slots),
-            .save_positions = int_tensor(b.save_positions),
-            .tentative = inputs.front().tentative};
-}
-
-/// A slot for the next checkpoint of a sequence: a free one or that of its oldest.
-int32_t Engine::Impl::checkpoint_slot(Sequence& sequence) {
-    std::vector<Sequence::Checkpoint>& held = sequence.checkpoints_;
-    if (std::ssize(held) < pool->checkpoints()) return pool->take_checkpoint();
-    const int32_t slot = held.front().slot;
-    held.erase(held.begin());
-    return slot;
-}
-
-/// Every prompt segment leaves a checkpoint: at its end, or, where the prompt ends, at the last
-/// border before its last token, which a repetition of the prompt has to run again.
-void Engine::Impl::plan_saves(const Pass& pass, std::span<const SequenceInput> inputs) {
-    BatchBuffers& b = buffers;
-    b.save_slots.assign(pass.segments.size(), -1);
-    b.save_positions.assign(pass.segments.size(), 0);
-    if (pool->checkpoints() == 0) return;
-    for (size_t i = 0; i < pass.segments.size(); ++i) {
-        const Segment& segment = pass.segments[i];
-        const SequenceInput& input = inputs[static_cast<size_t>(segment.input)];
-        if (input.generated) continue;
-        const bool last = segment.first + segment.count == std::ssize(input.tokens);
-        const int32_t end = segment.position + segment.count - (last ? 1 : 0);
-        const int32_t border = end / kChunkTokens * kChunkTokens;
-        if (border <= segment.position) continue;
-        b.save_slots[i] = checkpoint_slot(*input.sequence);
-        b.save_positions[i] = border;
-    }
-}
-
-void Engine::Impl::note_saves(const Pass& pass, std::span<const SequenceInput> inputs) {
-    for (size_t i = 0; i < pass.segments.size(); ++i) {
-        if (buffers.save_slots[i] < 0) continue;
-        const SequenceInput& input = inputs[static_cast<size_t>(pass.segments[i].input)];
-        input.sequence->checkpoints_.push_back({buffers.save_slots[i], buffers.save_positions[i]});
-        buffers.save_slots[i] = -1;
-    }
-}
-
-/// Gives back the slots whose checkpoints were not noted: the pass was left by an exception.
-void Engine::Impl::drop_saves() {
-    for (int32_t& slot : buffers.save_slots)
-        if (slot >= 0) pool->give(std::exchange(slot, -1));
-}
-
-void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inputs) {
-    struct Saves {
-        Impl& impl;
-        ~Saves() { impl.drop_saves(); }
-    } const saves{*this};
-    Arena arena(arena_memory.get(), arena_bytes);
-    Exec ex{.arena = arena, .prompt_rows = pass.prompt_rows};
-    const Batch batch = staged(ex, make_batch(pass, inputs));
-    const Tensor hidden = model->forward(*ops, ex, batch, memory());
-    if (drafting()) follow_pass(arena, pass, inputs, batch, hidden);
-    note_saves(pass, inputs);
-    if (pass.outputs.empty()) return;
-    if (!drafting()) return head_rows(arena, pass, hidden);
-    const Tensor wanted = arena.allocate(DType::kF32, {std::ssize(pass.outputs), hidden.cols()});
-    ops->gather_rows(ex, hidden, staged(ex, buffers.outputs), wanted);
-    head_rows(arena, pass, wanted);
-}
-
-/// Logits of the wanted hidden rows of a pass, to their rows of the result.
-void Engine::Impl::head_rows(Arena& arena, const Pass& pass, const Tensor& hidden) {
-    const auto wanted = std::ssize(pass.outputs);
-    const int64_t vocab = model->info().vocab;
-    auto* result = reinterpret_cast<float*>(logits_memory.get());
-    Exec head{.arena = arena, .prompt_rows = pass.prompt_outputs};
-    const int32_t first = pass.output_indices.front();
-    const bool in_order = pass.output_indices.back() - first + 1 == wanted &&
-                          std::is_sorted(pass.output_indices.begin(), pass.output_indices.end());
-    if (in_order) {
-        model->logits(*ops, head, hidden,
-                      make_tensor(result + first * vocab, DType::kF32, {wanted, vocab}));
-        return;
-    }
-    if (wanted > staging_capacity) {
-        staging_memory = working_memory(*ops, wanted * vocab * 4);
-        staging_capacity = wanted;
-    }
-    auto* staging = reinterpret_cast<float*>(staging_memory.get());
-    model->logits(*ops, head, hidden, make_tensor(staging, DType::kF32, {wanted, vocab}));
-    for (int64_t i = 0; i < wanted; ++i)
-        ops->copy(head, make_tensor(staging + i * vocab, DType::kF32, {1, vocab}),
-                  make_tensor(result + pass.output_indices[static_cast<size_t>(i)] * vocab,
-                              DType::kF32, {1, vocab}));
 }
 
 void Engine::Impl::take_pages(Sequence& sequence, int32_t tokens) {
@@ -345,8 +177,11 @@ void Engine::accept(Sequence& sequence, int32_t count) {
     Arena arena(impl.arena_memory.get(), impl.arena_bytes);
     Exec ex{.arena = arena};
     const Tensor slots = impl.staged(ex, slot), accepted = impl.staged(ex, counts);
-    for (const RecurrentView& view : impl.pool->views())
-        impl.ops->accept_recurrent(ex, slots, accepted, view);
+    impl.run_recorded({.kind = RecordingKey::kAccept}, [&] {
+        for (const RecurrentView& view : impl.pool->views())
+            impl.ops->accept_recurrent(ex, slots, accepted, view);
+        return Tensor{};
+    });
     impl.follow_accepted(sequence, count);
     sequence.length_ += count;
     sequence.tentative_.clear();
@@ -406,6 +241,10 @@ Tensor Engine::on_host(const Tensor& logits) {
     copy.data = impl.host_logits_memory.get();
     impl.ops->copy_to_host(copy.data, logits.data, static_cast<size_t>(bytes));
     return copy;
+}
+
+void Engine::set_recording(bool on) {
+    impl_->recording = on;
 }
 
 void Engine::wait() {

@@ -171,6 +171,9 @@ class Engine {
 
     /// Logits (of decode() or draft()) as the host can read them, valid until the next call.
     Tensor on_host(const Tensor& logits);
+    /// Whether a device may replay recordings of its ops (on at first). Op counts and times need it
+    /// off.
+    void set_recording(bool on);
     /// Returns when everything that was asked for is computed.
     void wait();
     /// Chooses one token per row of `logits` on the backend; see Ops::sample. -1 marks a row with

@@ -116,7 +116,7 @@ void Engine::Impl::follow_accepted(Sequence& sequence, int32_t count) {
 }
 
 /// Runs the draft block over the rows; `want_last`: returns the hidden state behind the last row of
-/// each sequence.
+/// each sequence, its logits being in draft_logits_memory.
 Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last) {
     BatchBuffers& b = buffers;
     clear_rows();
@@ -142,8 +142,21 @@ Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bo
                                     .outputs = int_tensor(b.outputs),
                                     .prompt_rows = prompt_rows,
                                     .prompt_outputs = 0,
-                                    .max_visible = visible});
-    return model->draft(*ops, ex, batch, hidden, memory());
+                                    .max_visible = visible_bound(visible)});
+    const auto work = [&] {
+        const Tensor guessed = model->draft(*ops, ex, batch, hidden, memory());
+        if (want_last)
+            model->draft_logits(*ops, ex, guessed,
+                                make_tensor(draft_logits_memory.get(), DType::kF32,
+                                            {std::ssize(rows), int64_t{model->info().vocab}}));
+        return guessed;
+    };
+    if (!want_last) return work();
+    return run_recorded({.kind = RecordingKey::kDraft,
+                         .rows = static_cast<int32_t>(batch.row_count()),
+                         .sequences = batch.sequence_count(),
+                         .visible = batch.max_visible},
+                        work);
 }
 
 /// Before a decode: lets the draft block see what waits when a prompt follows or when there is no
@@ -193,7 +206,6 @@ Tensor Engine::draft(std::span<const DraftStep> steps) {
     const Tensor logits =
         make_tensor(impl.draft_logits_memory.get(), DType::kF32,
                     {std::ssize(steps), static_cast<int64_t>(impl.model->info().vocab)});
-    impl.model->draft_logits(*impl.ops, ex, hidden, logits);
     for (size_t i = 0; i < steps.size(); ++i) {
         Sequence& sequence = *steps[i].sequence;
         impl.ops->copy(ex, hidden.slice_rows(static_cast<int64_t>(i), 1), impl.chain_row(sequence));

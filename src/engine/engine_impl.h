@@ -2,7 +2,10 @@
 // What an Engine holds; shared by engine_load.cpp (planning and loading), engine.cpp (running) and
 // engine_draft.cpp (multi-token prediction).
 
+#include <compare>
 #include <cstdlib>
+#include <functional>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -26,12 +29,31 @@ HostMemory working_memory(Ops& ops, int64_t bytes);
 struct BatchBuffers {
     std::vector<int32_t> tokens, positions, seq_start, page_table, outputs, all_rows;
     std::vector<int32_t> slots, save_slots, save_positions, shift;
-    std::vector<float> zeros;  ///< the hidden state before the first token
+    std::vector<int32_t> packed;  ///< all of them for a device
+    std::vector<float> zeros;     ///< the hidden state before the first token
 };
 
 inline Tensor int_tensor(std::vector<int32_t>& values) {
     return make_tensor(values.data(), DType::kI32, {static_cast<int64_t>(values.size())});
 }
+
+/// What decides which ops a piece of work asks for, and on which addresses.
+struct RecordingKey {
+    enum Kind : uint8_t { kPass, kDraft, kAccept };
+    Kind kind = kPass;
+    int32_t rows = 0;
+    int32_t sequences = 0;
+    int32_t outputs = 0;
+    int32_t visible = 0;
+    bool tentative = false;
+    const void* logits = nullptr;
+    auto operator<=>(const RecordingKey&) const = default;
+};
+
+struct Recorded {
+    std::unique_ptr<Recording> ops;
+    Tensor result;
+};
 
 /// Rows of one sequence for the draft block: tokens at positions from `position` on, each with the
 /// hidden state before it.
@@ -67,6 +89,8 @@ struct Engine::Impl {
     int64_t logits_capacity = 0;
     int64_t staging_capacity = 0;
     BatchBuffers buffers;
+    std::map<RecordingKey, Recorded> recordings;
+    bool recording = true;
 
     explicit Impl(const EngineOptions& given) : options(given) {}
 
@@ -83,7 +107,7 @@ struct Engine::Impl {
     void load(GgufFile file);
     void make_kv();
 
-    // engine.cpp
+    // engine.cpp, engine_pass.cpp
     Memory memory() const { return {.kv = kv, .recurrent = pool->views()}; }
     bool drafting() const { return options.draft_max > 0; }
     void check_inputs(std::span<const SequenceInput> inputs) const;
@@ -96,6 +120,8 @@ struct Engine::Impl {
     Tensor page_table();
     Tensor staged(Exec& ex, std::vector<int32_t>& values);
     Batch staged(Exec& ex, Batch batch);
+    Tensor run_recorded(const RecordingKey& key, const std::function<Tensor()>& work);
+    int32_t visible_bound(int32_t visible) const;
     Batch make_batch(const Pass& pass, std::span<const SequenceInput> inputs);
     void reserve_logits(int64_t rows);
     void run_pass(const Pass& pass, std::span<const SequenceInput> inputs);

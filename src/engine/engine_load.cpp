@@ -46,12 +46,12 @@ void Engine::Impl::prepare_options() {
 void Engine::Impl::check_kv_types() const {
     for (const DType type : {options.type_k, options.type_v}) {
         const bool known = type == DType::kF32 || type == DType::kF16 || type == DType::kBF16 ||
-                           type == DType::kQ8_0;
+                           type == DType::kF8_E4M3 || type == DType::kQ8_0;
         if (!known)
             throw UserError(
                 ExitCode::kUsage,
                 fmt::format("key/value cache type '{}' is not supported; known are f32, "
-                            "f16, bf16, q8_0",
+                            "f16, bf16, fp8, q8_0",
                             dtype_info(type).name));
         for (const KvSpec& spec : model->kv_layers())
             if (spec.head_size % dtype_info(type).block_elements != 0)
@@ -105,6 +105,7 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
                          .save_slots = integers(sequences),
                          .save_positions = integers(sequences),
                          .tentative = false};
+    if (drafting()) integers(rows);  // the rows whose logits are wanted
     const Tensor hidden = model->forward(*ops, ex, batch, planned);
     if (drafting()) {
         Scope scope(arena);
@@ -119,7 +120,6 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
             ops->accept_recurrent(ex, integers(1), integers(1), view);
     }
     const Tensor wanted = arena.allocate(DType::kF32, {drafting() ? rows : 0, width});
-    if (drafting()) integers(rows);
     model->logits(*ops, ex, drafting() ? wanted : hidden,
                   make_tensor(nullptr, DType::kF32, {rows, vocab}));
     return static_cast<int64_t>(arena.peak_bytes());
