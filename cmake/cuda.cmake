@@ -40,7 +40,7 @@ get_filename_component(cuda_home ${cuda_home} DIRECTORY)
 find_library(TESSERA_CUDART cudart_static HINTS ${cuda_home}/lib64 ${cuda_home}/lib REQUIRED NO_DEFAULT_PATH)
 
 set(cuda_flags -std=c++20 --expt-relaxed-constexpr -O3 -lineinfo -Xcompiler=-fPIC,-Wall,-Wextra
-  -I${PROJECT_SOURCE_DIR}/src)
+  -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_BINARY_DIR}/generated)
 set(cuda_ptx "")
 foreach(arch ${TESSERA_CUDA_ARCHS})
   list(APPEND cuda_flags -gencode=arch=compute_${arch},code=sm_${arch})
@@ -60,7 +60,7 @@ foreach(source ${cuda_sources})
   set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
   add_custom_command(OUTPUT ${object}
     COMMAND ${TESSERA_NVCC} ${cuda_flags} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
-    DEPENDS ${source} DEPFILE ${object}.d
+    DEPENDS ${source} ${interface_hash} DEPFILE ${object}.d
     COMMENT "Building CUDA object ${name}.o" VERBATIM)
   list(APPEND cuda_objects ${object})
 endforeach()

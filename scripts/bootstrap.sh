@@ -2,8 +2,8 @@
 # Installs what building and testing need on Debian 12 or Ubuntu: only packages that are missing, so that a second run
 # does nothing. Needs root or sudo.
 #   scripts/bootstrap.sh          everything that the two commands need
-#   scripts/bootstrap.sh --cuda   also the CUDA compiler, from PyPI into .cuda, where the machine has none; a machine
-#                                 with an NVIDIA card gets it without asking
+#   scripts/bootstrap.sh --cuda   also the CUDA compiler and disassemblers, from PyPI into .cuda, where the machine lacks
+#                                 them; a machine with an NVIDIA card gets the compiler without asking
 #   scripts/bootstrap.sh --dev    also clang (fuzz targets; version 16, because 14 lacks std::source_location), clang-format, the ARM cross compiler and its emulator
 set -euo pipefail
 
@@ -27,7 +27,7 @@ done
 install_cuda() {
     local place wheels=(
         nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88
-        nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cuda-cuobjdump==13.2.86
+        nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-nvtx==13.0.85 nvidia-cuda-cuobjdump==13.2.86
         nvidia-cuda-nvdisasm==13.2.86
     )
     place=$(cd "$(dirname "$0")/.." && pwd)/.cuda
@@ -54,9 +54,12 @@ if [[ ${#missing[@]} -gt 0 ]]; then
         "${as_root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}" >&2
     fi
 fi
-if nvidia-smi -L >/dev/null 2>&1; then
-    cuda=1
-fi
-if [[ $cuda -eq 1 ]] && ! command -v nvcc >/dev/null && [[ ! -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
+# Where there is a card, its compiler; for the checks of the machine code also the disassemblers.
+has() {
+    command -v "$1" >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/$1 ]]
+}
+if nvidia-smi -L >/dev/null 2>&1 && ! has nvcc; then
+    install_cuda
+elif [[ $cuda -eq 1 ]] && ! { has nvcc && has cuobjdump && has nvdisasm; }; then
     install_cuda
 fi

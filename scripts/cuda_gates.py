@@ -3,7 +3,7 @@
 
 For every architecture it was built for: the instructions that its kernels are built on are there, no
 kernel spills registers to local memory, and a known fault of the compiler is absent (see KNOWN_FAULT).
-usage: cuda_gates.py libtessera_cuda.so [ARCH ...]     ARCH: sm_80 sm_90a sm_120f (default: all three)
+usage: cuda_gates.py libtessera_cuda.so [ARCH ...]     ARCH: sm_80 sm_90a sm_120, as cuobjdump names them (default: all three)
 """
 import collections
 import pathlib
@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXPECTED = {  # what stands for: tensor cores, asynchronous copies, fragments from shared memory
     "sm_80": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
     "sm_90a": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
-    "sm_120f": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
+    "sm_120": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
 }
 # ptxas 13.0 makes a numeric conversion of the store of one byte of a half-precision result.
 KNOWN_FAULT = "F2I.U8.F16"

@@ -1,5 +1,14 @@
 // Memory, timing and recording of the CUDA backend, and the door by which the program enters this
 // library.
+#include <interface_hash.h>
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#    include <nvtx3/nvToolsExt.h>
+#    define TESSERA_RANGES 1
+#else
+#    define TESSERA_RANGES 0
+#endif
+
 #include <algorithm>
 
 #include "backends/cuda/device.cuh"
@@ -89,6 +98,9 @@ CudaOps::Timed::Timed(CudaOps& ops, std::string_view op, double flops, double by
     ++count.calls;
     count.flops += flops;
     count.bytes += bytes;
+#if TESSERA_RANGES
+    nvtxRangePushA(count.name.c_str());
+#endif
     Timing& timing = *ops.timing_;
     if (!timing.on || ops.device_->capturing()) {
         index_ = SIZE_MAX;
@@ -101,6 +113,9 @@ CudaOps::Timed::Timed(CudaOps& ops, std::string_view op, double flops, double by
 }
 
 CudaOps::Timed::~Timed() {
+#if TESSERA_RANGES
+    nvtxRangePop();
+#endif
     if (index_ < ops_.timing_->spans.size())
         cudaEventRecord(ops_.timing_->spans[index_].end, ops_.device_->stream());
 }
@@ -172,6 +187,10 @@ std::unique_ptr<Recording> CudaOps::record(const std::function<void()>& work) {
 }
 
 }  // namespace tessera::cuda
+
+const char* tessera_cuda_interface() {
+    return TESSERA_INTERFACE_HASH;
+}
 
 tessera::Ops* tessera_cuda_create(const tessera::cuda::CudaOptions& options) {
     return new tessera::cuda::CudaOps(options);

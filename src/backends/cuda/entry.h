@@ -8,4 +8,6 @@ extern "C" {
 /// A backend on options.device, owned by the caller. Throws UserError(kDevice or kMemory).
 [[gnu::visibility("default")]] tessera::Ops* tessera_cuda_create(
     const tessera::cuda::CudaOptions& options);
+/// The hash of the headers that both sides were compiled with.
+[[gnu::visibility("default")]] const char* tessera_cuda_interface();
 }

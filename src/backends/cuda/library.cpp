@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "backends/cuda/entry.h"
+#include "interface_hash.h"
 
 namespace tessera::cuda {
 namespace {
@@ -37,8 +39,13 @@ std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options) {
     static void* const library = open_library();
     const auto create =
         reinterpret_cast<decltype(&tessera_cuda_create)>(dlsym(library, "tessera_cuda_create"));
-    if (create == nullptr)
-        throw UserError(ExitCode::kDevice, fmt::format("{} is of another build", kLibrary));
+    const auto interface = reinterpret_cast<decltype(&tessera_cuda_interface)>(
+        dlsym(library, "tessera_cuda_interface"));
+    if (create == nullptr || interface == nullptr ||
+        interface() != std::string_view(TESSERA_INTERFACE_HASH))
+        throw UserError(
+            ExitCode::kDevice,
+            fmt::format("{} is of another build than this program: build both again", kLibrary));
     return std::unique_ptr<Ops>(create(options));
 }
 

@@ -17,6 +17,17 @@ struct Embed {
     int64_t tokens;
 };
 
+/// Values [8 kQ, 8 kQ + 8) of a unit to out[0 .. count). Which eight values a thread wants is known
+/// at run time only; registers want it known before.
+template <DType F, int kQ, class Raw>
+__device__ __forceinline__ void put_values(const Raw& raw, float outer, int64_t count, float* out) {
+    float values[8];
+    decode<F>(raw, kQ, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (i < count) out[i] = values[i] * outer;
+}
+
 template <DType F>
 __global__ void embed_kernel(const Embed e) {
     const int64_t units = units_of(e.cols);
@@ -31,15 +42,15 @@ __global__ void embed_kernel(const Embed e) {
     const float outer = *e.outer;
     const int64_t k = within * 8;
     float* out = e.out + token * e.out_stride + k;
-    // Which eight values is known at run time only; registers want it known before.
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-        if (q != within % 4) continue;
-        float values[8];
-        decode<F>(raw, q, values);
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (k + i < e.cols) out[i] = values[i] * outer;
+    switch (within % 4) {
+        case 0:
+            return put_values<F, 0>(raw, outer, e.cols - k, out);
+        case 1:
+            return put_values<F, 1>(raw, outer, e.cols - k, out);
+        case 2:
+            return put_values<F, 2>(raw, outer, e.cols - k, out);
+        default:
+            return put_values<F, 3>(raw, outer, e.cols - k, out);
     }
 }
 

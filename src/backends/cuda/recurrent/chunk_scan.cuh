@@ -16,6 +16,7 @@
 // chunk through the second-level cache at a key size of 128, fetched during products.
 
 #include "backends/cuda/ptx/cp_async.cuh"
+#include "backends/cuda/ptx/opaque.cuh"
 #include "backends/cuda/recurrent/chunk_squares.cuh"
 
 namespace tessera::cuda {
@@ -190,9 +191,13 @@ struct ScanWarp {
                                                    const uint16_t (&x)[2][kChunk][kStride],
                                                    int32_t blocks,
                                                    float (&out)[kTiles][4]) const {
+        // Queries and keys meet the same parts of S: splitting twice costs less than 64 registers.
+        float up[2] = {scale.up[0], scale.up[1]};
+        make_opaque(up[0]);
+        make_opaque(up[1]);
 #pragma unroll
         for (int32_t depth = 0; depth < kColumns / 16; ++depth) {
-            const Split a = split_tiles(state[2 * depth], state[2 * depth + 1], scale.up);
+            const Split a = split_tiles(state[2 * depth], state[2 * depth + 1], up);
 #pragma unroll
             for (int32_t block = 0; block < kBlocks; ++block) {
                 if (block >= blocks) break;

@@ -1,0 +1,11 @@
+#pragma once
+// A value that the compiler knows nothing about any more: what is computed from it is computed anew
+// instead of being kept in registers since the last time.
+
+namespace tessera::cuda {
+
+__device__ __forceinline__ void make_opaque(float& value) {
+    asm volatile("" : "+f"(value));
+}
+
+}  // namespace tessera::cuda
