@@ -145,6 +145,10 @@ def e4m3_codes(values: np.ndarray) -> np.ndarray:
     return np.clip(values, 0, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8) & 0x7F
 
 
+def signed_e4m3_codes(values: np.ndarray) -> np.ndarray:
+    return np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
 def e2m1_codes(values: np.ndarray) -> np.ndarray:
     return np.clip(values, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
 
@@ -172,6 +176,7 @@ def write_scalars(folder: pathlib.Path):
             ("f16_encode_ties", ties.astype(np.float16).tobytes()),
             ("bf16_encode_sweep", dense.astype(ml_dtypes.bfloat16).tobytes()),
             ("e4m3_encode_sweep", e4m3_codes(dense).tobytes()),
+            ("f8_e4m3_encode_sweep", signed_e4m3_codes(dense).tobytes()),
             ("e2m1_encode_sweep", e2m1_codes(dense).tobytes()),
         ]
     lines = [f"{name}\t{len(data)}\t{fnv1a(data):016x}\n" for name, data in rows]

@@ -24,6 +24,11 @@ void decode_bf16(const std::byte* source, int64_t count, float* values) {
         values[i] = f32_from_bf16(codec::load<uint16_t>(source + 2 * i));
 }
 
+void decode_e4m3(const std::byte* source, int64_t count, float* values) {
+    for (int64_t i = 0; i < count; ++i)
+        values[i] = f32_from_e4m3(std::to_integer<uint8_t>(source[i]));
+}
+
 template <class T>
 T nearest_of_type(float value) {
     if constexpr (std::is_floating_point_v<T>) {
@@ -54,6 +59,10 @@ void encode_bf16(const float* values, int64_t count, std::byte* target) {
     for (int64_t i = 0; i < count; ++i) codec::store(target + 2 * i, bf16_from_f32(values[i]));
 }
 
+void encode_e4m3(const float* values, int64_t count, std::byte* target) {
+    for (int64_t i = 0; i < count; ++i) target[i] = std::byte{e4m3_from_f32(values[i])};
+}
+
 codec::Decoder decoder_of(DType format) {
     switch (format) {
         case DType::kF32:
@@ -72,6 +81,8 @@ codec::Decoder decoder_of(DType format) {
             return decode_plain<int32_t>;
         case DType::kI64:
             return decode_plain<int64_t>;
+        case DType::kF8_E4M3:
+            return decode_e4m3;
         case DType::kQ4_0:
             return codec::decode_q4_0;
         case DType::kQ4_1:
@@ -114,6 +125,8 @@ codec::Encoder encoder_of(DType format) {
             return encode_plain<int32_t>;
         case DType::kI64:
             return encode_plain<int64_t>;
+        case DType::kF8_E4M3:
+            return encode_e4m3;
         case DType::kQ4_0:
             return codec::encode_q4_0;
         case DType::kQ4_1:

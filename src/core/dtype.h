@@ -21,6 +21,7 @@ enum class DType : uint8_t {
     kI16,
     kI32,
     kI64,
+    kF8_E4M3,  ///< OCP 8-bit float without infinities; key/value pages only, in no file
     kQ4_0,
     kQ4_1,
     kQ5_0,
@@ -33,10 +34,13 @@ enum class DType : uint8_t {
     kNVFP4
 };
 
+/// Stands for an id where GGUF files cannot hold the format.
+inline constexpr uint32_t kNoGgmlId = 0xffffffffu;
+
 struct DTypeInfo {
     DType dtype;
     std::string_view name;   ///< as llama.cpp prints it: "F32", "Q4_K", "NVFP4"
-    uint32_t ggml_id;        ///< type id in GGUF files
+    uint32_t ggml_id;        ///< type id in GGUF files, or kNoGgmlId
     int32_t block_elements;  ///< 1 for plain types
     int32_t block_bytes;
 };

@@ -56,6 +56,32 @@ float f32_from_ue4m3(uint8_t code);
 /// Round to nearest even, clamp to 448, values <= 0 and NaN give 0. Never returns 0x7f.
 uint8_t ue4m3_from_f32(float value);
 
+/// Signed E4M3 as the OCP text has it (bias 7, largest 448, no infinities): 0x7f and 0xff are NaN.
+inline float f32_from_e4m3(uint8_t code) {
+    const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
+    const uint32_t shifted = static_cast<uint32_t>(code & 0x7fu) << 20;
+    // Subnormals are rebuilt by a subtraction, so that they survive flush-to-zero modes.
+    const float subnormal = std::bit_cast<float>(shifted + 0x3c800000u) - 0x1p-6f;
+    uint32_t result =
+        shifted < 0x00800000u ? std::bit_cast<uint32_t>(subnormal) : shifted + 0x3c000000u;
+    if (shifted == 0x07f00000u) result = 0x7fc00000u;
+    return std::bit_cast<float>(sign | result);
+}
+/// Round to nearest even; magnitudes over 448, infinities too, become 448; a NaN stays NaN. Signs
+/// are kept.
+inline uint8_t e4m3_from_f32(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    // Below 2^-6 codes count steps of 2^-9, the last place of a sum with 2^14.
+    const uint32_t subnormal =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - 0x46800000u;
+    const uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+    uint32_t result = magnitude < 0x3c800000u ? subnormal : normal;
+    if (magnitude >= 0x43e00000u) result = 0x7eu;
+    if (magnitude > 0x7f800000u) result = 0x7fu;
+    return static_cast<uint8_t>(((bits >> 24) & 0x80u) | result);
+}
+
 /// E8M0 exponent byte: 2^(code-127); code 0 is 2^-127, code 255 (NaN in the OCP text) is read as
 /// 2^128 = inf.
 inline float f32_from_e8m0(uint8_t code) {

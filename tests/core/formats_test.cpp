@@ -215,6 +215,8 @@ TEST(Formats, PlainFloatsKeepWhatTheyCanHold) {
     EXPECT_EQ(decode(DType::kF64, encode(DType::kF64, values)), values);
     const std::vector<float> half = decode(DType::kF16, encode(DType::kF16, values));
     EXPECT_TRUE(std::equal(half.begin(), half.end() - 1, values.begin()));
+    const std::vector<float> small = decode(DType::kF8_E4M3, encode(DType::kF8_E4M3, values));
+    EXPECT_EQ(small, (std::vector<float>{1.0f, -0.0f, 0.34375f, 448.0f, 0.0f, 448.0f}));
     const std::vector<float> brain = decode(DType::kBF16, encode(DType::kBF16, values));
     EXPECT_EQ(brain[2], 0.333984375f);  // eight significant bits: 171 / 512
 }

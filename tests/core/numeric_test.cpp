@@ -68,6 +68,7 @@ TEST(Numeric, EncodersRoundADenseSweep) {
     expect_stored("f16_encode_sweep", sweep(f16_from_f32));
     expect_stored("bf16_encode_sweep", sweep(bf16_from_f32));
     expect_stored("e4m3_encode_sweep", sweep(ue4m3_from_f32));
+    expect_stored("f8_e4m3_encode_sweep", sweep(e4m3_from_f32));
     expect_stored("e2m1_encode_sweep", sweep([](float value) { return e2m1_from_f32(value); }));
 }
 
@@ -106,6 +107,7 @@ void expect_ties(const std::string& name, Encode encode) {
 TEST(Numeric, SmallFloatsRoundTiesToEven) {
     expect_ties("e4m3_ties", ue4m3_from_f32);
     expect_ties("e2m1_ties", e2m1_from_f32);
+    expect_ties("e4m3_ties", e4m3_from_f32);
 }
 
 // Guards against a shifted exponent in the scale table.
@@ -115,6 +117,8 @@ TEST(Numeric, E4m3DecodesEveryCode) {
     for (size_t code = 0; code < values.size(); ++code) {
         EXPECT_EQ(f32_from_ue4m3(static_cast<uint8_t>(code)), values[code]) << code;
         EXPECT_EQ(f32_from_ue4m3(static_cast<uint8_t>(code | 0x80u)), values[code]) << code;
+        EXPECT_EQ(f32_from_e4m3(static_cast<uint8_t>(code)), values[code]) << code;
+        EXPECT_EQ(f32_from_e4m3(static_cast<uint8_t>(code | 0x80u)), -values[code]) << code;
     }
     EXPECT_EQ(f32_from_ue4m3(0x7f), 0.0f);
     EXPECT_EQ(f32_from_ue4m3(0xff), 0.0f);
@@ -138,6 +142,14 @@ TEST(Numeric, SpecialValues) {
     EXPECT_EQ(ue4m3_from_f32(-1.0f), 0);
     EXPECT_EQ(ue4m3_from_f32(kInfinity), 0x7e);
     EXPECT_EQ(ue4m3_from_f32(463.0f), 0x7e);
+    EXPECT_EQ(e4m3_from_f32(kNan), 0x7f);
+    EXPECT_EQ(e4m3_from_f32(-kNan), 0xff);
+    EXPECT_TRUE(std::isnan(f32_from_e4m3(0x7f)));
+    EXPECT_TRUE(std::isnan(f32_from_e4m3(0xff)));
+    EXPECT_EQ(e4m3_from_f32(kInfinity), 0x7e);
+    EXPECT_EQ(e4m3_from_f32(-kInfinity), 0xfe);
+    EXPECT_EQ(e4m3_from_f32(-465.0f), 0xfe);
+    EXPECT_EQ(e4m3_from_f32(-0.0f), 0x80);
     EXPECT_EQ(f32_from_e8m0(0), 0x1p-127f);
     EXPECT_EQ(f32_from_e8m0(127), 1.0f);
     EXPECT_EQ(f32_from_e8m0(254), 0x1p127f);
