@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,8 +24,11 @@ struct StoredModel {
     bool draft = false;    ///< it has a block for multi-token prediction
 };
 
+/// In the checkout that the program was built from or, where that is not on this machine, in the
+/// one that it is started in.
 inline std::string stored_model_path(const std::string& file) {
-    return std::string(TESSERA_TEST_DATA) + "/models/" + file;
+    const std::string built = std::string(TESSERA_TEST_DATA) + "/models";
+    return (std::filesystem::exists(built) ? built : "tests/data/models") + "/" + file;
 }
 
 inline GgufFile open_stored(const StoredModel& model) {
