@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "tools/bench_result.h"
+#include "tools/options_table.h"
 
 namespace tessera {
 namespace {
@@ -22,13 +22,6 @@ struct Field {
     Kind kind;
     std::string value;  ///< switches are "0" or "1"
 };
-
-std::string lower_name(DType dtype) {
-    std::string name(dtype_info(dtype).name);
-    for (char& letter : name)
-        letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-    return name;
-}
 
 std::string_view act_name(ActPolicy act) {
     switch (act) {
@@ -69,8 +62,8 @@ std::vector<Field> fields_of(const BenchResult& r) {
         {"cpu_mask", Kind::kText, "0x0"},
         {"cpu_strict", Kind::kSwitch, "0"},
         {"poll", Kind::kInteger, "50"},
-        {"type_k", Kind::kText, lower_name(t.type_k)},
-        {"type_v", Kind::kText, lower_name(t.type_v)},
+        {"type_k", Kind::kText, cache_type_name(t.type_k)},
+        {"type_v", Kind::kText, cache_type_name(t.type_v)},
         {"n_gpu_layers", Kind::kInteger, integer(t.gpu_layers)},
         {"n_cpu_moe", Kind::kInteger, "0"},
         {"split_mode", Kind::kText, "layer"},
@@ -218,9 +211,9 @@ std::vector<Column> columns_for(const BenchOptions& given) {
         columns.push_back(
             {"n_ubatch", 8, [](const R& r) { return std::to_string(r.test.ubatch); }});
     if (given.type_k != usual.type_k)
-        columns.push_back({"type_k", 6, [](const R& r) { return lower_name(r.test.type_k); }});
+        columns.push_back({"type_k", 6, [](const R& r) { return cache_type_name(r.test.type_k); }});
     if (given.type_v != usual.type_v)
-        columns.push_back({"type_v", 6, [](const R& r) { return lower_name(r.test.type_v); }});
+        columns.push_back({"type_v", 6, [](const R& r) { return cache_type_name(r.test.type_v); }});
     if (given.flash_attn != usual.flash_attn)
         columns.push_back({"fa", 3, [](const R& r) { return std::to_string(r.test.flash_attn); }});
     if (given.load_mode != usual.load_mode)

@@ -11,6 +11,7 @@
 #include "hf/open_model.h"
 #include "models/model.h"
 #include "ops/batch.h"
+#include "tools/options_table.h"
 #include "tools/terminal.h"
 
 namespace tessera {
@@ -164,8 +165,8 @@ void print_text(const GgufFile& file,
     print(fmt::format(
         "\nMemory for a context of {} tokens (-c), cache {}/{} (-ctk, -ctv)\n"
         "  weights {}, cache {}, state {}, compute {}, together {}\n",
-        estimate.context, dtype_info(options.engine.type_k).name,
-        dtype_info(options.engine.type_v).name, bytes(plan.weight_bytes), bytes(plan.kv_bytes),
+        estimate.context, cache_type_name(options.engine.type_k),
+        cache_type_name(options.engine.type_v), bytes(plan.weight_bytes), bytes(plan.kv_bytes),
         bytes(plan.state_bytes), bytes(plan.compute_bytes), bytes(plan.total())));
 }
 

@@ -9,9 +9,18 @@
 namespace tessera {
 
 const NamedValues<DType>& cache_types() {
-    static const NamedValues<DType> kTypes{
-        {"f16", DType::kF16}, {"f32", DType::kF32}, {"bf16", DType::kBF16}, {"q8_0", DType::kQ8_0}};
+    static const NamedValues<DType> kTypes{{"f16", DType::kF16},
+                                           {"f32", DType::kF32},
+                                           {"bf16", DType::kBF16},
+                                           {"q8_0", DType::kQ8_0},
+                                           {"fp8", DType::kF8_E4M3}};
     return kTypes;
+}
+
+std::string cache_type_name(DType type) {
+    for (const auto& [name, value] : cache_types())
+        if (value == type) return std::string(name);
+    return std::string(dtype_info(type).name);
 }
 
 const NamedValues<ActPolicy>& act_policies() {

@@ -62,6 +62,8 @@ std::vector<Option> machine_rows(EngineOptions& engine);
 Option threads_row(int32_t& threads);
 Option act_row(ActPolicy& act);
 const NamedValues<DType>& cache_types();
+/// The name that -ctk knows.
+std::string cache_type_name(DType type);
 const NamedValues<ActPolicy>& act_policies();
 /// Faults of kernels: --poison, --synchronous.
 std::vector<Option> device_debug_rows(BackendOptions& backend);

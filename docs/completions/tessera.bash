@@ -18,8 +18,8 @@ _tessera() {
         -c|--ctx-size) return ;;
         -b|--batch-size) return ;;
         -ub|--ubatch-size) return ;;
-        -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0' -- "$word")); return ;;
-        -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0' -- "$word")); return ;;
+        -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
+        -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
         -p|--prompt) return ;;
         -sys|--system-prompt) return ;;
         -n|--predict|--n-predict) return ;;
@@ -62,8 +62,8 @@ _tessera() {
         --delay) return ;;
         -b|--batch-size) return ;;
         -ub|--ubatch-size) return ;;
-        -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0' -- "$word")); return ;;
-        -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0' -- "$word")); return ;;
+        -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
+        -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
         -t|--threads) return ;;
         -fa|--flash-attn) COMPREPLY=($(compgen -W 'auto on off 1 0' -- "$word")); return ;;
         -lm|--load-mode) COMPREPLY=($(compgen -W 'auto none mmap' -- "$word")); return ;;
@@ -81,8 +81,8 @@ _tessera() {
         -c|--ctx-size) return ;;
         -b|--batch-size) return ;;
         -ub|--ubatch-size) return ;;
-        -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0' -- "$word")); return ;;
-        -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0' -- "$word")); return ;;
+        -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
+        -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
         -p|--prompt) return ;;
         --chunks) return ;;
         --ppl-stride) return ;;
@@ -121,8 +121,8 @@ _tessera() {
         -c|--ctx-size) return ;;
         -b|--batch-size) return ;;
         -ub|--ubatch-size) return ;;
-        -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0' -- "$word")); return ;;
-        -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0' -- "$word")); return ;;
+        -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
+        -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;

@@ -35,10 +35,10 @@ _tessera() {
             '*--batch-size=[most tokens that are submitted at a time]:N:' \
             '*-ub[most tokens of one forward pass]:N:' \
             '*--ubatch-size=[most tokens of one forward pass]:N:' \
-            '*-ctk[format of cached keys]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*--cache-type-k=[format of cached keys]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*-ctv[format of cached values]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0)' \
+            '*-ctk[format of cached keys]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*--cache-type-k=[format of cached keys]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*-ctv[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
             '*-p[the prompt]:TEXT:' \
             '*--prompt=[the prompt]:TEXT:' \
             '*-f[read the prompt from a file]:FILE:_files' \
@@ -139,10 +139,10 @@ _tessera() {
             '*--batch-size=[most tokens that are submitted at a time]:N:' \
             '*-ub[most tokens of one forward pass]:N:' \
             '*--ubatch-size=[most tokens of one forward pass]:N:' \
-            '*-ctk[format of cached keys]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*--cache-type-k=[format of cached keys]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*-ctv[format of cached values]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0)' \
+            '*-ctk[format of cached keys]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*--cache-type-k=[format of cached keys]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*-ctv[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*-fa[attention never stores its scores here, so every value is the same]:MODE:(auto on off 1 0)' \
@@ -172,10 +172,10 @@ _tessera() {
             '*--batch-size=[most tokens that are submitted at a time]:N:' \
             '*-ub[most tokens of one forward pass]:N:' \
             '*--ubatch-size=[most tokens of one forward pass]:N:' \
-            '*-ctk[format of cached keys]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*--cache-type-k=[format of cached keys]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*-ctv[format of cached values]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0)' \
+            '*-ctk[format of cached keys]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*--cache-type-k=[format of cached keys]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*-ctv[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
             '*-f[the text]:FILE:_files' \
             '*--file=[the text]:FILE:_files' \
             '*-p[the text itself]:TEXT:' \
@@ -247,10 +247,10 @@ _tessera() {
             '*--batch-size=[most tokens that are submitted at a time]:N:' \
             '*-ub[most tokens of one forward pass]:N:' \
             '*--ubatch-size=[most tokens of one forward pass]:N:' \
-            '*-ctk[format of cached keys]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*--cache-type-k=[format of cached keys]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*-ctv[format of cached values]:TYPE:(f16 f32 bf16 q8_0)' \
-            '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0)' \
+            '*-ctk[format of cached keys]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*--cache-type-k=[format of cached keys]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*-ctv[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
+            '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \

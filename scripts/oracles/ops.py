@@ -167,6 +167,33 @@ def attention():
                "out": flat(out[0].transpose(1, 0, 2)), "bound": 1e-12}
 
 
+def attention_sinks():
+    """A sink as one more key: the mask adds it to a score of 0, and its value is 0."""
+    for first, count, heads, kv_heads, window in ((0, 5, 4, 4, 0), (62, 5, 4, 2, 0),
+                                                  (62, 4, 6, 2, 9), (69, 1, 4, 1, 0)):
+        d = 8
+        total = first + count
+        q = numbers(count, heads, d, scale=4.0)
+        k, v = numbers(total, kv_heads, d), numbers(total, kv_heads, d)
+        sinks = numbers(heads, scale=3.0)
+        own = first + np.arange(count)[:, None]
+        keys = np.arange(total)[None, :]
+        seen = (keys <= own) & (keys > own - (window or total))
+        mask = np.zeros((1, heads, count, total + 1), np.float32)
+        mask[..., :total] = np.where(seen, 0, -np.inf)
+        mask[..., total] = sinks[None, :, None]
+        more = np.zeros((1, kv_heads, d), np.float32)
+        out = onnx_op("Attention",
+                      [q.transpose(1, 0, 2)[None],
+                       np.concatenate([k, more]).transpose(1, 0, 2)[None],
+                       np.concatenate([v, more]).transpose(1, 0, 2)[None], mask],
+                      scale=0.37, softcap=0.0)
+        yield {"op": "attention", "first": first, "count": count, "heads": heads,
+               "kv_heads": kv_heads, "head_size": d, "scale": 0.37, "window": window,
+               "softcap": 0.0, "q": given(q), "k": given(k), "v": given(v), "sinks": given(sinks),
+               "out": flat(out[0].transpose(1, 0, 2)), "bound": 1e-12}
+
+
 class TokenData(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int32), ("logit", ctypes.c_float), ("p", ctypes.c_float)]
 
@@ -232,7 +259,8 @@ def sample(folder):
 
 def main():
     folder = sys.argv[1]
-    cases = [*rows(), *rope_onnx(), *rope_ggml(folder), *attention(), *sample(folder)]
+    cases = [*rows(), *rope_onnx(), *rope_ggml(folder), *attention(), *sample(folder),
+             *attention_sinks()]
     print("[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) + "\n]")
 
 

@@ -38,9 +38,10 @@ struct Batch {
     int32_t sequence_count() const { return static_cast<int32_t>(seq_start.shape[0]) - 1; }
 };
 
-/// One layer's key/value pages, [pages, kv_heads, kPageTokens, head_size], in F32, F16, BF16 or
-/// Q8_0 (blocks along head_size). Token p of a sequence lives in page page_table[s, p / 64] at
-/// offset p % 64.
+/// One layer's key/value pages, [pages, kv_heads, kPageTokens, head_size], in F32, F16, BF16,
+/// F8_E4M3 or Q8_0 (blocks along head_size). F8_E4M3 has no scales: the values are rounded as they
+/// are, and what is over 448 saturates; 8-bit pages that adapt to their values are Q8_0. Token p of
+/// a sequence lives in page page_table[s, p / 64] at offset p % 64.
 struct KvView {
     Tensor keys;
     Tensor values;

@@ -91,6 +91,10 @@ struct AttentionParams {
     float scale = 1.0f;    ///< multiplies q.k, usually 1/sqrt(head size)
     float softcap = 0.0f;  ///< > 0: score = softcap * tanh(score / softcap)
     int32_t window = 0;  ///< > 0: only the newest `window` keys (own position included) are visible
+    /// F32 [H] or absent, contiguous. A score per query head that takes part in the softmax as if
+    /// it were one more visible key, past any softcap and window, whose value row is 0: with m the
+    /// largest score or the sink, weights are exp(s - m) / (sum exp(s - m) + exp(sink - m)).
+    Tensor sinks{};
 };
 
 /// How the next token is drawn from one row of logits. Steps, in this order, as llama.cpp's default
@@ -243,8 +247,9 @@ class Ops {
 
     /// Element-wise conversion of one shape (1 to 4 axes) between strides and DTypes, including to
     /// and from the block formats (rows along the last axis, quantize_row with kAmax6). f32 ->
-    /// f16/bf16 round to nearest even; float -> integer rounds to nearest even and saturates, NaN
-    /// gives 0; integer -> narrower integer saturates. F64 may pass through f32.
+    /// f16/bf16/f8_e4m3 round to nearest even, f8_e4m3 saturates at 448 (a NaN stays NaN); float ->
+    /// integer rounds to nearest even and saturates, NaN gives 0; integer -> narrower integer
+    /// saturates. F64 and integers may pass through f32 to and from narrower floats.
     virtual void copy(Exec& ex, const Tensor& from, const Tensor& to) = 0;
 
     /// Joins a and b along `axis`; same dtype (plain), rank and other extents; strides free.
@@ -278,7 +283,8 @@ class Ops {
 
     /// Causal attention of q [T, H, d] over the stored keys 0..position of each row's own sequence
     /// (kv_store came before). Query head h reads kv head h / (H / Hkv). out [T, H * d] F32; may be
-    /// q.
+    /// q. params.sinks, where given, add exp(sink - m) to the denominator of their head, m the
+    /// largest score or the sink.
     /// Softmax in f32, sums in f32 or better; the order of summation depends on absolute key
     /// positions only. The form for prompt rows may round its operands (q, k, v and the
     /// probabilities) to bf16; the CPU backend does so on AMX where d is a multiple of 32.

@@ -4,7 +4,7 @@
 namespace tessera::op_cases {
 namespace {
 
-constexpr DType kCaches[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0};
+constexpr DType kCaches[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kF8_E4M3};
 
 void store_cases(std::vector<OpCase>& cases) {
     for (const DType cache : kCaches)
@@ -74,6 +74,22 @@ void attention_grid(std::vector<OpCase>& cases) {
         }
     append(cases, PagedCase{.type_k = DType::kF32, .type_v = DType::kQ8_0, .runs = {{70, 3}}});
     append(cases, PagedCase{.type_k = DType::kQ8_0, .type_v = DType::kF16, .runs = {{70, 3}}});
+    append(cases, PagedCase{.type_k = DType::kQ8_0, .type_v = DType::kF8_E4M3, .runs = {{70, 3}}});
+    // Rows of f8 that start anywhere, and ones whose end does not fill a register or a vector.
+    for (const int64_t head_size : {18, 24, 72})
+        for (const int32_t prompts : {0, 1})
+            append(cases, PagedCase{.kv_heads = 2,
+                                    .head_size = head_size,
+                                    .type_k = DType::kF8_E4M3,
+                                    .type_v = DType::kF8_E4M3,
+                                    .runs = {{70, 3}},
+                                    .prompt_runs = prompts});
+    for (const int32_t prompts : {0, 1})
+        append(cases, PagedCase{.kv_heads = 1,
+                                .type_k = DType::kF8_E4M3,
+                                .type_v = DType::kF8_E4M3,
+                                .runs = {{4100, 3}},
+                                .prompt_runs = prompts});
 }
 
 void attention_lengths(std::vector<OpCase>& cases) {
@@ -134,6 +150,52 @@ void attention_options(std::vector<OpCase>& cases) {
                                     .softcap = softcap});
         }
     append(cases, PagedCase{.runs = {{0, 20}, {90, 1}}, .prompt_runs = 1, .softcap = 0.5f});
+}
+
+/// Sinks with every option that a model may set beside them, and with contexts of several splits
+/// (segments), whose joins must count a sink once.
+void attention_sinks(std::vector<OpCase>& cases) {
+    for (const DType cache : {DType::kF16, DType::kBF16, DType::kQ8_0, DType::kF8_E4M3})
+        for (const int32_t kv_heads : {1, 4}) {
+            append(cases, PagedCase{.heads = 8,
+                                    .kv_heads = kv_heads,
+                                    .type_k = cache,
+                                    .type_v = cache,
+                                    .runs = {{40, 26}, {0, 5}, {63, 1}, {64, 1}, {0, 1}},
+                                    .prompt_runs = 2,
+                                    .padding = 5,
+                                    .sinks = true});
+            append(cases, PagedCase{.heads = 8,
+                                    .kv_heads = kv_heads,
+                                    .type_k = cache,
+                                    .type_v = cache,
+                                    .runs = {{4100, 1}, {700, 3}, {0, 1}},
+                                    .sinks = true});
+        }
+    for (const int32_t window : {1, 100, 128})
+        for (const float softcap : {0.0f, 2.0f}) {
+            append(cases, PagedCase{.heads = 6,
+                                    .kv_heads = 2,
+                                    .runs = {{0, 130}, {200, 70}},
+                                    .prompt_runs = 2,
+                                    .window = window,
+                                    .softcap = softcap,
+                                    .sinks = true});
+            append(cases, PagedCase{.heads = 6,
+                                    .kv_heads = 2,
+                                    .runs = {{300, 1}, {5, 1}, {63, 1}},
+                                    .window = window,
+                                    .softcap = softcap,
+                                    .sinks = true});
+        }
+    for (const int64_t head_size : {80, 256})
+        append(cases, PagedCase{.heads = 10,
+                                .kv_heads = 2,
+                                .head_size = head_size,
+                                .runs = {{4090, 9}, {5, 1}},
+                                .prompt_runs = 1,
+                                .in_place = true,
+                                .sinks = true});
 }
 
 void argmax_cases(std::vector<OpCase>& cases) {
@@ -214,6 +276,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
     attention_lengths(cases);
     attention_in_place(cases);
     attention_options(cases);
+    attention_sinks(cases);
 }
 
 void add_choice_cases(std::vector<OpCase>& cases) {

@@ -115,6 +115,7 @@ std::string params_of(const PagedCase& c) {
     if (c.kind == PagedKind::kAttention)
         text += fmt::format(",window={},softcap={},padding={},inplace={}", c.window, c.softcap,
                             c.padding, int{c.in_place});
+    if (c.sinks) text += ",sinks=1";
     if (c.kind == PagedKind::kQkNormRopeStore)
         text += fmt::format(",norm={},{}", int{c.norm}, rope_text(c.rope));
     return text;

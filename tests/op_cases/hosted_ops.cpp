@@ -231,9 +231,12 @@ void HostedOps::attention(Exec& ex,
     call.add(q);
     call.add(batch);
     call.add(cache);
+    call.add(params.sinks);
     call.add(out);
     call.run("attention", true, [&](Exec& inner) {
-        inner_->attention(inner, call.at(q), call.at(batch), call.at(cache), params, call.at(out));
+        AttentionParams there = params;
+        there.sinks = call.at(params.sinks);
+        inner_->attention(inner, call.at(q), call.at(batch), call.at(cache), there, call.at(out));
     });
 }
 

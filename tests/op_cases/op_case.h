@@ -145,6 +145,7 @@ struct PagedCase {
     int32_t window = 0;
     float softcap = 0.0f;
     bool in_place = false;  ///< kAttention: out is q; padding 0
+    bool sinks = false;     ///< kAttention
     bool norm = true;       ///< kQkNormRopeStore: with gains
     RopeParams rope{};      ///< kQkNormRopeStore
 };

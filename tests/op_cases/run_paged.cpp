@@ -131,11 +131,16 @@ Outputs run_attention(const PagedCase& shape, const Request& request) {
     Guarded q("q", DType::kF32, {rows.count, shape.heads, shape.head_size}, 0, Role::kInput);
     q.fill(random, -4.0f, 4.0f);
     q.seal();
+    // From far below the scores, which are about 1, to far above them.
+    Guarded sinks("sinks", DType::kF32, {shape.heads}, 0, Role::kInput);
+    if (shape.sinks) sinks.fill(random, -8.0f, 8.0f);
+    sinks.seal();
     Guarded out("out", DType::kF32, {rows.count, shape.heads * shape.head_size}, shape.padding,
                 Role::kOutput);
     const AttentionParams params{.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_size)),
                                  .softcap = shape.softcap,
-                                 .window = shape.window};
+                                 .window = shape.window,
+                                 .sinks = shape.sinks ? sinks.tensor() : Tensor{}};
     drive(
         request, rows,
         [&](Exec& ex, int32_t begin, int32_t count) {
@@ -151,7 +156,8 @@ Outputs run_attention(const PagedCase& shape, const Request& request) {
         },
         outputs);
     out.read(outputs.values);
-    for (const Guarded* operand : {&keys, &values, &q, &out}) operand->verify(outputs.faults);
+    for (const Guarded* operand : {&keys, &values, &q, &sinks, &out})
+        operand->verify(outputs.faults);
     return outputs;
 }
 

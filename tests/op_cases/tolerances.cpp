@@ -36,6 +36,7 @@ constexpr double kAttentionPrompt = 1e-4;
 constexpr double kStoredF32 = 1e-11;
 constexpr double kStored16 = 1e-7;
 constexpr double kStoredQ8 = 1e-6;
+constexpr double kStoredF8 = 1e-4;
 
 // SSM_CONV: sums of at most 8 f32 products; states pass unchanged.
 constexpr double kConv = 1e-12;
@@ -119,6 +120,7 @@ double bound_of(const PagedCase& shape, ActWants) {
     if (shape.kind == PagedKind::kAttention)
         return shape.prompt_runs > 0 ? kAttentionPrompt : kAttention;
     if (shape.type_k == DType::kF32) return kStoredF32;
+    if (shape.type_k == DType::kF8_E4M3) return kStoredF8;
     return shape.type_k == DType::kQ8_0 ? kStoredQ8 : kStored16;
 }
 double bound_of(const ConvCase&, ActWants) {

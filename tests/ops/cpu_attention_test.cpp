@@ -142,6 +142,11 @@ std::vector<double> attend_slowly(
         scores.push_back(score);
         largest = std::max(largest, score);
     }
+    if (!params.sinks.absent()) {
+        const double sink = params.sinks.as<float>()[head];
+        largest = std::max(largest, sink);
+        total = std::exp(sink - largest);
+    }
     for (int32_t p = first; p <= position; ++p) {
         const std::vector<float> value = through_cache(s.v, p, kv_head, dtype);
         const double weight = std::exp(scores[static_cast<size_t>(p - first)] - largest);
@@ -183,7 +188,8 @@ void expect_formula(const std::string& set, Shape shape, DType dtype, AttentionP
 // Guards against wrong masks at page borders, wrong head groups and wrong decoding of each format.
 TEST(CpuAttention, MatchesTheFormulaInEveryFormat) {
     for (const std::string& set : sets())
-        for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0})
+        for (const DType dtype :
+             {DType::kF32, DType::kF16, DType::kBF16, DType::kF8_E4M3, DType::kQ8_0})
             expect_formula(set, {9, 3, 64}, dtype, {.scale = 0.125f});
 }
 
@@ -210,11 +216,29 @@ TEST(CpuAttention, WindowAndSoftcapMatchTheFormula) {
     }
 }
 
+// Guards against a sink that is taken of another head, scaled like a product, capped, counted once
+// a split, or that overflows beside small scores.
+TEST(CpuAttention, SinksMatchTheFormula) {
+    std::vector<float> sinks = {-2.0f, 0.0f, 1.5f, 3.0f, -INFINITY, 100.0f, -100.0f, 0.5f};
+    const Tensor heads = make_tensor(sinks.data(), DType::kF32, {8});
+    for (const std::string& set : sets())
+        for (const int32_t head_size : {32, 18})
+            for (const float softcap : {0.0f, 1.0f})
+                for (const int32_t window : {0, 70})
+                    expect_formula(
+                        set, {8, 2, head_size}, DType::kF16,
+                        {.scale = 0.3f, .softcap = softcap, .window = window, .sinks = heads});
+}
+
 // Guards the promise that -ub does not show: a prompt in one piece and in several.
 TEST(CpuAttention, PromptChunksDoNotShow) {
     for (const std::string& set : sets())
         for (const int32_t window : {0, 50}) {
-            const AttentionParams params{.scale = 0.3f, .window = window};
+            std::vector<float> sinks = {0.0f, 1.0f, 2.0f, -1.0f, 0.5f, 3.0f};
+            const AttentionParams params{
+                .scale = 0.3f,
+                .window = window,
+                .sinks = window > 0 ? make_tensor(sinks.data(), DType::kF32, {6}) : Tensor{}};
             AttentionBench whole(set, 1, {6, 2, 32}, DType::kF16);
             const Sequence s = whole.sequence(190);
             const std::vector<float> want = whole.run({{&s, 0, 190}}, true, params);
@@ -309,7 +333,8 @@ TEST(CpuAttention, StaleInfinitiesAreNotSeen) {
 // Guards the fused norm, rope and store against the composition that it replaces.
 TEST(CpuAttention, FusedStoreEqualsTheComposition) {
     for (const std::string& set : sets())
-        for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0})
+        for (const DType dtype :
+             {DType::kF32, DType::kF16, DType::kBF16, DType::kF8_E4M3, DType::kQ8_0})
             for (const bool gains : {false, true}) {
                 Tensor q[2], k[2];
                 AttentionBench a(set, 2, {6, 2, 64}, dtype), b(set, 2, {6, 2, 64}, dtype);

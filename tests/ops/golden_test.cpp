@@ -136,6 +136,7 @@ TEST_P(Golden, StoreAndAttention) {
         auto q = one["q"].get<std::vector<float>>();
         auto k = one["k"].get<std::vector<float>>();
         auto v = one["v"].get<std::vector<float>>();
+        auto sinks = one.value("sinks", std::vector<float>{});
         const int32_t first = one["first"];
         const int32_t count = one["count"];
         const int32_t total = first + count;
@@ -168,10 +169,12 @@ TEST_P(Golden, StoreAndAttention) {
         for (const int32_t prompt_rows : {0, count}) {
             batch.prompt_rows = prompt_rows;
             ex_.prompt_rows = prompt_rows;
-            ops_->attention(
-                ex_, view(q, {count, heads, d}), batch, cache,
-                {.scale = one["scale"], .softcap = one["softcap"], .window = one["window"]},
-                view(out, {count, heads * d}));
+            ops_->attention(ex_, view(q, {count, heads, d}), batch, cache,
+                            {.scale = one["scale"],
+                             .softcap = one["softcap"],
+                             .window = one["window"],
+                             .sinks = sinks.empty() ? Tensor{} : view(sinks, {heads})},
+                            view(out, {count, heads * d}));
             expect_near(out, one, kF32Bound);
         }
     });

@@ -61,10 +61,11 @@ TEST(Options, TakesBenchmarkCommandsAsTyped) {
 // Guards against lists and ranges that expand differently from llama-bench's documentation.
 TEST(Options, ExpandsListsAndRanges) {
     AllOptions all;
-    EXPECT_EQ(parse(all, {"bench", "-m", "a,b", "-p", "512,1024", "-p", "1-3", "-d", "0-4096+2048",
-                          "-ub", "128-1024*2", "-pg", "512,128", "-pg", "64,8", "-ctk", "f16,q8_0",
-                          "-fa", "on,off,auto"}),
-              "");
+    EXPECT_EQ(
+        parse(all, {"bench",       "-m",   "a,b",        "-p",  "512,1024",   "-p",  "1-3",  "-d",
+                    "0-4096+2048", "-ub",  "128-1024*2", "-pg", "512,128",    "-pg", "64,8", "-ctk",
+                    "f16,q8_0",    "-ctv", "fp8",        "-fa", "on,off,auto"}),
+        "");
     EXPECT_EQ(all.bench.models, (std::vector<std::string>{"a", "b"}));
     EXPECT_EQ(all.bench.n_prompt, (std::vector<int32_t>{512, 1024, 1, 2, 3}));
     EXPECT_EQ(all.bench.n_depth, (std::vector<int32_t>{0, 2048, 4096}));
@@ -72,6 +73,8 @@ TEST(Options, ExpandsListsAndRanges) {
     EXPECT_EQ(all.bench.prompt_gen,
               (std::vector<std::pair<int32_t, int32_t>>{{512, 128}, {64, 8}}));
     EXPECT_EQ(all.bench.type_k, (std::vector<DType>{DType::kF16, DType::kQ8_0}));
+    EXPECT_EQ(all.bench.type_v, std::vector<DType>{DType::kF8_E4M3});
+    EXPECT_EQ(cache_type_name(DType::kF8_E4M3), "fp8") << "what is printed can be typed";
     EXPECT_EQ(all.bench.flash_attn, (std::vector<int32_t>{1, 0, -1}));
     EXPECT_EQ(all.bench.n_gen, std::vector<int32_t>{128}) << "an untouched list keeps its default";
 }

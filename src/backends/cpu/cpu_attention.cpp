@@ -101,7 +101,7 @@ void check_cache(const Tensor& rows, const Tensor& pages) {
               pages.shape[2] == kPageTokens,
           "key/value pages: shapes");
     check(pages.dtype == DType::kF32 || pages.dtype == DType::kF16 || pages.dtype == DType::kBF16 ||
-              pages.dtype == DType::kQ8_0,
+              pages.dtype == DType::kF8_E4M3 || pages.dtype == DType::kQ8_0,
           "key/value pages: format");
 }
 
@@ -124,6 +124,11 @@ struct Call {
     int64_t kv_heads;
     int32_t max_pages;  // bound by the host
 };
+
+/// Sinks of `head` and the ones behind it; null: none.
+const float* sinks_from(const Call& call, int64_t head) {
+    return call.params.sinks.absent() ? nullptr : call.params.sinks.as<float>() + head;
+}
 
 // ---- prompt rows ----
 
@@ -228,6 +233,7 @@ void attend_item(const PromptSegment& segment, int64_t item, int32_t thread) {
         .opens = segment.first_page == sequence.first_page,
         .closes = segment.last_page == sequence.last_page,
         .state = state,
+        .sinks = sinks_from(call, first_head),
         .out = call.out.row<float>(sequence.begin) + first_head * call.shape.head_size,
         .out_stride = call.out.stride[0]};
     segment.kernels.attend(block, own);
@@ -370,7 +376,8 @@ void attend_generated(const Call& call,
                     (row * call.kv_heads + head / group) * scratch.splits + span.first;
                 kernels.combine(
                     scratch.partials + first * split_floats + head % group * scratch.head_floats,
-                    span.last - span.first, split_floats, call.shape.head_size,
+                    {span.last - span.first, split_floats}, call.shape.head_size,
+                    sinks_from(call, head),
                     call.out.row<float>(first_row + pass + row) + head * head_size);
             });
         }
@@ -448,7 +455,8 @@ void CpuOps::attention(Exec& ex,
     check_cache(q, cache.values);
     const int64_t kv_heads = cache.keys.shape[1];
     check(q.shape[1] % kv_heads == 0 && out.rank == 2 && out.rows() == q.rows() &&
-              out.cols() == q.shape[1] * q.shape[2],
+              out.cols() == q.shape[1] * q.shape[2] &&
+              (params.sinks.absent() || params.sinks.elements() == q.shape[1]),
           "attention: shapes");
     if (q.rows() == 0) return;
     const Call call{.q = q,

@@ -22,7 +22,7 @@ void check_cache(const Tensor& cache, int64_t heads, int64_t head_size) {
               cache.shape[3] == head_size,
           "key/value cache: shape");
     check(cache.dtype == DType::kF32 || cache.dtype == DType::kF16 || cache.dtype == DType::kBF16 ||
-              cache.dtype == DType::kQ8_0,
+              cache.dtype == DType::kF8_E4M3 || cache.dtype == DType::kQ8_0,
           "key/value cache: dtype");
 }
 
@@ -44,26 +44,39 @@ struct Decoded {
     int64_t head_size;
 };
 
-/// One head of one row: q [d] against positions [begin, end), result to out [d].
-void attend(const float* q,
+/// One head of one row, both of size d. A sink of -inf is none.
+struct HeadRow {
+    const float* q;
+    double sink;
+    float* out;
+};
+
+HeadRow head_row(
+    const Tensor& q, const Tensor& sinks, const Tensor& out, int64_t row, int64_t head) {
+    return {.q = q.row<float>(row) + head * q.stride[1],
+            .sink = sinks.absent() ? -INFINITY : static_cast<double>(sinks.as<float>()[head]),
+            .out = out.row<float>(row) + head * q.cols()};
+}
+
+/// The row against positions [begin, end).
+void attend(const HeadRow& row,
             const Decoded& decoded,
             Tensor scores,
             std::array<int32_t, 2> range,
-            const AttentionParams& params,
-            float* out) {
+            const AttentionParams& params) {
     const int64_t d = decoded.head_size;
     auto* score = scores.as<double>();
-    double largest = -INFINITY;
+    double largest = row.sink;
     for (int32_t p = range[0]; p < range[1]; ++p) {
         double sum = 0.0;
         for (int64_t i = 0; i < d; ++i)
-            sum += static_cast<double>(q[i]) * static_cast<double>(decoded.keys[p * d + i]);
+            sum += static_cast<double>(row.q[i]) * static_cast<double>(decoded.keys[p * d + i]);
         sum *= static_cast<double>(params.scale);
         const double cap = static_cast<double>(params.softcap);
         score[p] = params.softcap > 0.0f ? cap * std::tanh(sum / cap) : sum;
         largest = std::max(largest, score[p]);
     }
-    double total = 0.0;
+    double total = std::exp(row.sink - largest);
     for (int32_t p = range[0]; p < range[1]; ++p) {
         score[p] = std::exp(score[p] - largest);
         total += score[p];
@@ -72,7 +85,7 @@ void attend(const float* q,
         double sum = 0.0;
         for (int32_t p = range[0]; p < range[1]; ++p)
             sum += score[p] * static_cast<double>(decoded.values[p * d + i]);
-        out[i] = static_cast<float>(sum / total);
+        row.out[i] = static_cast<float>(sum / total);
     }
 }
 
@@ -100,7 +113,8 @@ void ReferenceOps::attention(Exec& ex,
     const int64_t d = q.cols();
     const int64_t kv_heads = cache.keys.shape[1];
     check(q.rank == 3 && q.rows() == batch.row_count() && q.shape[1] % kv_heads == 0 &&
-              out.rows() == q.rows() && out.cols() == q.shape[1] * d,
+              out.rows() == q.rows() && out.cols() == q.shape[1] * d &&
+              (params.sinks.absent() || params.sinks.elements() == q.shape[1]),
           "attention: shapes");
     check_cache(cache.keys, kv_heads, d);
     check_cache(cache.values, kv_heads, d);
@@ -132,8 +146,8 @@ void ReferenceOps::attention(Exec& ex,
                 const int32_t end = positions[t] + 1;
                 const int32_t begin = params.window > 0 ? std::max(0, end - params.window) : 0;
                 for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h)
-                    attend(q.row<float>(t) + h * q.stride[1], decoded, scores, {begin, end}, params,
-                           out.row<float>(t) + h * d);
+                    attend(head_row(q, params.sinks, out, t, h), decoded, scores, {begin, end},
+                           params);
             }
         }
     }

@@ -76,6 +76,8 @@ double read_plain(DType dtype, const std::byte* row, int64_t i) {
             return static_cast<const int32_t*>(data)[i];
         case DType::kI64:
             return static_cast<double>(static_cast<const int64_t*>(data)[i]);
+        case DType::kF8_E4M3:
+            return static_cast<double>(f32_from_e4m3(static_cast<const uint8_t*>(data)[i]));
         default:
             fail_check("copy: not a plain format", std::source_location::current());
     }
@@ -93,7 +95,7 @@ Integer nearest(double value) {
     return static_cast<Integer>(rounded);
 }
 
-/// f64 goes to the 16-bit formats through f32; integers round as the codec rounds them.
+/// f64 goes to the 8- and 16-bit floats through f32; integers round as the codec rounds them.
 void write_plain(DType dtype, double value, std::byte* row, int64_t i) {
     void* data = row;
     switch (dtype) {
@@ -120,6 +122,9 @@ void write_plain(DType dtype, double value, std::byte* row, int64_t i) {
             return;
         case DType::kI64:
             static_cast<int64_t*>(data)[i] = nearest<int64_t>(value);
+            return;
+        case DType::kF8_E4M3:
+            static_cast<uint8_t*>(data)[i] = e4m3_from_f32(static_cast<float>(value));
             return;
         default:
             fail_check("copy: not a plain format", std::source_location::current());

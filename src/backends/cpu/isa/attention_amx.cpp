@@ -14,6 +14,7 @@
 #    include <immintrin.h>
 
 #    include "backends/cpu/isa/attention_kernels.h"
+#    include "backends/cpu/isa/rows_vector.h"
 #    include "backends/cpu/isa/tiles_amx.h"
 #    include "backends/cpu/isa/vector_math.h"
 
@@ -121,6 +122,8 @@ inline __m512 load_elements(const std::byte* row, DType dtype, int32_t index) {
                 _mm512_cvtepu16_epi32(
                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * index))),
                 16));
+        case DType::kF8_E4M3:
+            return Lane<Wide512>::load_e4m3(reinterpret_cast<const uint8_t*>(row) + index);
         default: {
             const std::byte* block = row + index / 32 * 34;
             uint16_t half_bits;
@@ -417,6 +420,21 @@ void apply_rule(const AttentionShape& shape, float* scores) {
     }
 }
 
+/// Lets each column's sink take part: it may become what the exponents are relative to.
+void add_sinks(const PromptBlock& block, int32_t half, float c, const State& state) {
+    alignas(64) float sinks[kLanes];
+    for (int32_t i = 0; i < kLanes; ++i)
+        sinks[i] = block.sinks[(block.first_column + half * kLanes + i) % block.shape.group];
+    const __m512 sink = _mm512_mul_ps(_mm512_load_ps(sinks), _mm512_set1_ps(kLog2E));
+    const __m512 before = _mm512_mul_ps(_mm512_load_ps(state.references), _mm512_set1_ps(c));
+    const __m512 after = _mm512_max_ps(sink, before);
+    const auto exp2_below = [&](__m512 x) {
+        return exp_of<Wide512>(_mm512_mul_ps(_mm512_sub_ps(x, after), _mm512_set1_ps(kLn2)));
+    };
+    rescale(state, exp2_below(before), block.shape.head_size);
+    _mm512_store_ps(state.totals, _mm512_add_ps(_mm512_load_ps(state.totals), exp2_below(sink)));
+}
+
 /// O / l of one half, transposed back to rows.
 void store_output(const PromptBlock& block,
                   const Columns& columns,
@@ -526,7 +544,10 @@ void attend(const PromptBlock& block, std::byte* scratch_base) {
         page = last;
     }
     if (!block.closes) return;
-    for (int32_t half = 0; half < kHalves; ++half) store_output(block, columns, half, states[half]);
+    for (int32_t half = 0; half < kHalves; ++half) {
+        if (block.sinks != nullptr) add_sinks(block, half, walk.c, states[half]);
+        store_output(block, columns, half, states[half]);
+    }
 }
 
 }  // namespace

@@ -32,6 +32,8 @@ TESSERA_INLINE typename V::Float load_elements(const std::byte* row, int32_t ind
         return V::load_half(row + 2 * index);
     } else if constexpr (kType == DType::kBF16) {
         return Lane<V>::load_bf16(reinterpret_cast<const uint16_t*>(row) + index);
+    } else if constexpr (kType == DType::kF8_E4M3) {
+        return Lane<V>::load_e4m3(reinterpret_cast<const uint8_t*>(row) + index);
     } else {
         const std::byte* block = row + index / 32 * 34;
         const float scale = half_to_float(load_as<uint16_t>(block));
@@ -49,6 +51,8 @@ TESSERA_INLINE float load_element(const std::byte* row, int32_t index) {
     } else if constexpr (kType == DType::kBF16) {
         const uint32_t bits = static_cast<uint32_t>(load_as<uint16_t>(row + 2 * index)) << 16;
         return load_as<float>(&bits);
+    } else if constexpr (kType == DType::kF8_E4M3) {
+        return e4m3_to_float(load_as<uint8_t>(row + index));
     } else {
         const std::byte* block = row + index / 32 * 34;
         return half_to_float(load_as<uint16_t>(block)) *
@@ -66,6 +70,8 @@ TESSERA_INLINE void with_dtype(DType dtype, Operation operation) {
             return operation.template operator()<DType::kF16>();
         case DType::kBF16:
             return operation.template operator()<DType::kBF16>();
+        case DType::kF8_E4M3:
+            return operation.template operator()<DType::kF8_E4M3>();
         default:
             return operation.template operator()<DType::kQ8_0>();
     }
@@ -253,6 +259,28 @@ struct PromptAttention {
         }
     }
 
+    /// Lets each column's sink take part: its maximum may become the new one.
+    static void add_sinks(const PromptBlock& block, const ScoreRule& rule, float* state) {
+        const int32_t group = block.shape.group, head_size = block.shape.head_size;
+        float* maxima = state + int64_t{head_size} * kColumns;
+        float* totals = maxima + kColumns;
+        float sinks[kColumns];
+        for (int32_t i = 0; i < kColumns; ++i)
+            sinks[i] = block.sinks[(block.first_column + i) % group];
+        for (int32_t half = 0; half < kColumns; half += kLanes) {
+            const Float sink = V::load(sinks + half);
+            const Float before = V::mul(V::load(maxima + half), V::set(rule.factor));
+            const Float after = V::max(sink, before);
+            const Float shrink = exp_of<V>(V::sub(before, after));
+            for (int32_t dim = 0; dim < head_size; ++dim) {
+                float* row = state + dim * kColumns + half;
+                V::store(row, V::mul(V::load(row), shrink));
+            }
+            const Float own = exp_of<V>(V::sub(sink, after));
+            V::store(totals + half, V::add(V::mul(V::load(totals + half), shrink), own));
+        }
+    }
+
     static void store_output(const PromptBlock& block, const float* state) {
         const int32_t group = block.shape.group, head_size = block.shape.head_size;
         const float* totals = state + int64_t{head_size + 1} * kColumns;
@@ -290,7 +318,9 @@ struct PromptAttention {
             multiply(keys + int64_t{kKeys} * head_size, 1, head_size, scores, kKeys, head_size,
                      state);
         }
-        if (block.closes) store_output(block, state);
+        if (!block.closes) return;
+        if (block.sinks != nullptr) add_sinks(block, rule, state);
+        store_output(block, state);
     }
 
     static constexpr PromptKernels table() {

@@ -39,10 +39,11 @@ struct PromptBlock {
     const std::byte* packed = nullptr;  ///< packed page `first_page`, the next ones behind it
     int32_t first_page = 0;
     int32_t last_page = 0;
-    bool opens = true;       ///< first segment: start the state instead of continuing it
-    bool closes = true;      ///< last segment: write the output
-    float* state = nullptr;  ///< state_floats(): sums, maxima and totals between segments
-    float* out = nullptr;    ///< token 0, first query head; rows of head_size per query head
+    bool opens = true;             ///< first segment: start the state instead of continuing it
+    bool closes = true;            ///< last segment: write the output
+    float* state = nullptr;        ///< state_floats(): sums, maxima and totals between segments
+    const float* sinks = nullptr;  ///< by query head of the kv head; null: none
+    float* out = nullptr;          ///< token 0, first query head; rows of head_size per query head
     int64_t out_stride = 0;
 };
 
@@ -88,15 +89,21 @@ inline constexpr int64_t partial_floats(int32_t head_size) {
     return (static_cast<int64_t>(head_size) + 2 + 15) / 16 * 16;
 }
 
+/// Partials of one query head: their number, and the floats from one to the next.
+struct PartialRange {
+    int32_t splits;
+    int64_t stride;
+};
+
 struct SplitKernels {
     /// Scores of a split, `group` rows of kSplitKeys floats, are kept in `scores`.
     void (*attend)(const SplitBlock& block, float* scores) = nullptr;
-    /// out[i] = sum over splits in order, rescaled to the common maximum, over the common total.
-    /// Partials of consecutive splits are `stride` floats apart.
+    /// out[i] = sum over splits in order, rescaled to the common maximum, over the common total. A
+    /// sink (null: none) is one more score without a value.
     void (*combine)(const float* partials,
-                    int32_t splits,
-                    int64_t stride,
+                    PartialRange range,
                     int32_t head_size,
+                    const float* sink,
                     float* out) = nullptr;
 };
 

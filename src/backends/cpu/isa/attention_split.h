@@ -161,19 +161,27 @@ struct SplitAttention {
         });
     }
 
-    static void combine(
-        const float* partials, int32_t splits, int64_t stride, int32_t head_size, float* out) {
+    static TESSERA_INLINE float exp_one(float x) {
+        float lanes[kLanes];
+        V::store(lanes, exp_of<V>(V::set(x)));
+        return lanes[0];
+    }
+
+    static void combine(const float* partials,
+                        PartialRange range,
+                        int32_t head_size,
+                        const float* sink,
+                        float* out) {
         float maximum = partials[head_size];
-        for (int32_t split = 1; split < splits; ++split) {
-            const float candidate = partials[split * stride + head_size];
+        for (int32_t split = 1; split < range.splits; ++split) {
+            const float candidate = partials[split * range.stride + head_size];
             maximum = candidate > maximum ? candidate : maximum;
         }
-        float total = 0.0f;
-        for (int32_t split = 0; split < splits; ++split) {
-            const float* partial = partials + split * stride;
-            float factors[kLanes];
-            V::store(factors, exp_of<V>(V::set(partial[head_size] - maximum)));
-            const float factor = factors[0];
+        if (sink != nullptr && *sink > maximum) maximum = *sink;
+        float total = sink != nullptr ? exp_one(*sink - maximum) : 0.0f;
+        for (int32_t split = 0; split < range.splits; ++split) {
+            const float* partial = partials + split * range.stride;
+            const float factor = exp_one(partial[head_size] - maximum);
             total += partial[head_size + 1] * factor;
             for (int32_t dim = 0; dim < head_size; ++dim)
                 out[dim] = (split == 0 ? 0.0f : out[dim]) + partial[dim] * factor;

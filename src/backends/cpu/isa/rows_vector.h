@@ -49,6 +49,16 @@ struct Lane<Plain> {
     static TESSERA_INLINE Float load_bf16(const uint16_t* p) {
         return Plain::from_bits(Plain::left<16>(Plain::Int{p[0], p[1], p[2], p[3]}));
     }
+    /// As e4m3_to_float.
+    static TESSERA_INLINE Float load_e4m3(const uint8_t* p) {
+        const Plain::Int codes = Plain::load_u8(p);
+        const Plain::Int shifted = Plain::left<20>(codes & 0x7f);
+        const Float normal = Plain::from_bits(shifted + 0x3c000000);
+        const Float subnormal = Plain::from_bits(shifted + 0x3c800000) - 0x1p-6f;
+        const Float small = normal < 0x1p-6f ? subnormal : normal;
+        const Float value = small > 448.0f ? Plain::from_bits(Plain::set_int(0x7fc00000)) : small;
+        return Plain::from_bits(Plain::bits(value) | Plain::left<24>(codes & 0x80));
+    }
     static TESSERA_INLINE void store_f16(uint16_t* p, Float a) {
         for (int i = 0; i < 4; ++i) p[i] = f16_from_f32(a[i]);
     }
@@ -107,6 +117,16 @@ struct Lane<Wide256> {
     static TESSERA_INLINE __m256 load_bf16(const uint16_t* p) {
         const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    }
+    static TESSERA_INLINE __m256 load_e4m3(const uint8_t* p) {
+        const __m128i codes =
+            _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        // Sign, exponent and fraction to their places in half precision, whose bias is larger by 8.
+        const __m128i bits = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16(-0x4080));
+        const __m128i magnitude = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
+        const __m128i nan =
+            _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7c00));
+        return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(bits, nan)), _mm256_set1_ps(256.0f));
     }
     static TESSERA_INLINE void store_f16(uint16_t* p, __m256 a) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
@@ -179,6 +199,16 @@ struct Lane<Wide512> {
     static TESSERA_INLINE __m512 load_bf16(const uint16_t* p) {
         const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    }
+    static TESSERA_INLINE __m512 load_e4m3(const uint8_t* p) {
+        const __m256i codes =
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        const __m256i bits =
+            _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(-0x4080));
+        const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+        const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)),
+                                             _mm256_set1_epi16(0x7c00));
+        return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(bits, nan)), _mm512_set1_ps(256.0f));
     }
     static TESSERA_INLINE void store_f16(uint16_t* p, __m512 a) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

@@ -48,6 +48,20 @@ TESSERA_INLINE float half_to_float(uint16_t half) {
     return value;
 }
 
+/// f32_from_e4m3 of core/numeric.h with internal linkage.
+TESSERA_INLINE float e4m3_to_float(uint8_t code) {
+    const uint32_t shifted = static_cast<uint32_t>(code & 0x7fu) << 20;
+    uint32_t bits = shifted + (shifted < 0x00800000u ? 0x3c800000u : 0x3c000000u);
+    float value;
+    std::memcpy(&value, &bits, 4);
+    if (shifted < 0x00800000u) value -= 0x1p-6f;
+    std::memcpy(&bits, &value, 4);
+    if (shifted == 0x07f00000u) bits = 0x7fc00000u;
+    bits |= static_cast<uint32_t>(code & 0x80u) << 24;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 #if defined(__AVX512F__)
 struct Wide512 {
     using Float = __m512;

@@ -17,7 +17,8 @@ void CudaOps::attention(Exec& ex,
                         const Tensor& out) {
     check(q.rank == 3 && q.rows() == batch.row_count() && cache.keys.rank == 4 &&
               q.shape[1] % cache.keys.shape[1] == 0 && out.rank == 2 && out.rows() == q.rows() &&
-              out.cols() == q.shape[1] * q.shape[2],
+              out.cols() == q.shape[1] * q.shape[2] &&
+              (params.sinks.absent() || params.sinks.elements() == q.shape[1]),
           "attention: shapes");
     check_pages(cache.keys, cache.keys.shape[1], q.shape[2]);
     check_pages(cache.values, cache.keys.shape[1], q.shape[2]);

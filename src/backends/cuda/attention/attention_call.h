@@ -21,6 +21,8 @@ struct AttentionCall {
     int32_t heads() const { return static_cast<int32_t>(q.shape[1]); }
     int32_t kv_heads() const { return static_cast<int32_t>(cache.keys.shape[1]); }
     int32_t group() const { return heads() / kv_heads(); }
+    /// By query head; null: none.
+    const float* sinks() const { return params.sinks.as<float>(); }
     int32_t head_size() const { return static_cast<int32_t>(q.shape[2]); }
 };
 

@@ -32,6 +32,8 @@ void launch_splits(Device& device, const GeneratedArgs& args, int32_t rows) {
         launch(attend_split<kHeads, F::kF16, F::kF16>);
     else if (args.keys.format == F::kBF16)
         launch(attend_split<kHeads, F::kBF16, F::kBF16>);
+    else if (args.keys.format == F::kF8)
+        launch(attend_split<kHeads, F::kF8, F::kF8>);
     else
         launch(attend_split<kHeads, F::kQ8_0, F::kQ8_0>);
 }
@@ -93,6 +95,7 @@ void attend_generated(Device& device,
                        .window = call.params.window,
                        .scale = call.params.scale,
                        .softcap = call.params.softcap,
+                       .sinks = call.sinks(),
                        .splits = scratch.splits,
                        .padded_size = padded_size(call),
                        .sums = scratch.sums,

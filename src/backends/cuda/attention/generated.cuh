@@ -44,6 +44,7 @@ struct GeneratedArgs {
     int32_t first_row;    ///< of this pass
     int32_t window;
     float scale, softcap;
+    const float* sinks;   ///< by query head; null: none
     int32_t splits;       ///< places for partial sums a head
     int32_t padded_size;  ///< head size, a multiple of 4
     float* sums;
@@ -276,7 +277,8 @@ __device__ __forceinline__ void gather_sums(float (&sums)[8 * kHeads],
 
 /// Grid: (rows of the pass * kv heads * head chunks, splits).
 template <int32_t kHeads, PageFormat kKeyFormat, PageFormat kValueFormat>
-__global__ void __launch_bounds__(kSplitThreads, kHeads == 8 ? 3 : 4)
+__global__ void __launch_bounds__(kSplitThreads,
+                                  kHeads == 8 || kKeyFormat == PageFormat::kAny ? 3 : 4)
     attend_split(const __grid_constant__ GeneratedArgs args) {
     auto& shared = *reinterpret_cast<SplitShared<kHeads>*>(dynamic_shared());
     const auto split = static_cast<int32_t>(blockIdx.y);
@@ -327,7 +329,8 @@ __global__ void __launch_bounds__(kSplitThreads, kHeads == 8 ? 3 : 4)
 }
 
 /// out = sum_i exp(m_i - M) sums_i / sum_i exp(m_i - M) total_i over the splits of a row's head.
-/// Each warp sums every eighth split, a lane four elements. Grid: rows of the pass * heads.
+/// A sink is one more score, whose values are 0. Each warp sums every eighth split, a lane four
+/// elements. Grid: rows of the pass * heads.
 __global__ void __launch_bounds__(kCombineThreads)
     combine_splits(const __grid_constant__ GeneratedArgs args) {
     auto* partial = reinterpret_cast<float*>(dynamic_shared());  // [warps][padded size]
@@ -347,12 +350,15 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
     for (int32_t offset = 16; offset > 0; offset /= 2)
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    const float sink = args.sinks != nullptr ? args.sinks[head] : -INFINITY;
+    largest = fmaxf(largest, sink);
     float total = 0.0f;
     for (int32_t split = first + lane; split < last; split += 32)
         total = fmaf(expf(marks[split].x - largest), marks[split].y, total);
 #pragma unroll
     for (int32_t offset = 16; offset > 0; offset /= 2)
         total += __shfl_xor_sync(0xffffffffu, total, offset);
+    if (args.sinks != nullptr) total += expf(sink - largest);
 
     const float* sums = args.sums + int64_t{unit} * args.splits * args.padded_size;
     for (int32_t element = lane * 4; element < args.padded_size; element += 128) {

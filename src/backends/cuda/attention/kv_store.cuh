@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backends/cuda/attention/pages.cuh"
+#include "backends/cuda/rows/codec.cuh"
 
 namespace tessera::cuda {
 
@@ -74,6 +75,10 @@ __device__ __forceinline__ void store_head(const StoreSource& source,
         case PageFormat::kBF16:
             for (int32_t i = lane; i < source.head_size; i += 32)
                 reinterpret_cast<uint16_t*>(target)[i] = bf16_bits(values[i]);
+            return;
+        case PageFormat::kF8:
+            for (int32_t i = lane; i < source.head_size; i += 32)
+                target[i] = rows::e4m3_of_f32(values[i]);
             return;
         default:
             for (int32_t i = 0; i < source.head_size; i += 32)

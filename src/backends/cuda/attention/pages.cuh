@@ -7,12 +7,13 @@
 #include <cstdint>
 
 #include "backends/cuda/device.cuh"
+#include "backends/cuda/ptx/cvt_e4m3.cuh"
 #include "ops/batch.h"
 
 namespace tessera::cuda {
 
 /// Formats of pages; kAny stands, as a template argument, for a format known when the kernel runs.
-enum class PageFormat : int32_t { kF32, kF16, kBF16, kQ8_0, kAny };
+enum class PageFormat : int32_t { kF32, kF16, kBF16, kF8, kQ8_0, kAny };
 
 /// Keys or values of one layer.
 struct Pages {
@@ -36,6 +37,8 @@ inline PageFormat page_format(DType dtype) {
             return PageFormat::kF16;
         case DType::kBF16:
             return PageFormat::kBF16;
+        case DType::kF8_E4M3:
+            return PageFormat::kF8;
         default:
             check(dtype == DType::kQ8_0, "key/value pages: format");
             return PageFormat::kQ8_0;
@@ -52,7 +55,8 @@ inline Pages pages_of(const Tensor& cache) {
     if (pages.format != PageFormat::kQ8_0) {
         const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(cache.data));
         const int64_t all = address | pages.page_bytes | pages.head_bytes | pages.row_bytes;
-        pages.aligned = cache.shape[3] % 8 == 0 && all % 16 == 0;
+        const int64_t unit = pages.format == PageFormat::kF8 ? 8 : 16;  // bytes of one load
+        pages.aligned = cache.shape[3] % 8 == 0 && all % unit == 0;
     }
     return pages;
 }
@@ -122,6 +126,24 @@ struct Eight<PageFormat::kBF16> {
 };
 
 template <>
+struct Eight<PageFormat::kF8> {
+    uint2 bits;
+    __device__ __forceinline__ void load(const Pages&, const uint8_t* row, int32_t index, int32_t) {
+        bits = reinterpret_cast<const uint2*>(row)[index];
+    }
+    __device__ __forceinline__ void unpack(float (&out)[8]) const {
+        const uint32_t words[2] = {bits.x, bits.y};
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) {
+            const auto codes = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+            const uint32_t pair = f16_pair_of_e4m3(codes);
+            out[2 * i] = f32_of_f16(pair & 0xffffu);
+            out[2 * i + 1] = f32_of_f16(pair >> 16);
+        }
+    }
+};
+
+template <>
 struct Eight<PageFormat::kQ8_0> {
     uint16_t codes[4];  ///< two int8 each
     uint16_t scale;     ///< f16
@@ -155,6 +177,7 @@ struct Eight<PageFormat::kAny> {
                                                     const uint8_t* row,
                                                     int32_t at) {
         if (format == PageFormat::kF32) return reinterpret_cast<const float*>(row)[at];
+        if (format == PageFormat::kF8) return f32_of_f16(f16_pair_of_e4m3(row[at]) & 0xffffu);
         const uint32_t bits = reinterpret_cast<const uint16_t*>(row)[at];
         return format == PageFormat::kF16 ? f32_of_f16(bits) : __uint_as_float(bits << 16);
     }
@@ -173,6 +196,8 @@ struct Eight<PageFormat::kAny> {
             load_as<PageFormat::kF16>(pages, row, index);
         } else if (pages.format == PageFormat::kBF16) {
             load_as<PageFormat::kBF16>(pages, row, index);
+        } else if (pages.format == PageFormat::kF8) {
+            load_as<PageFormat::kF8>(pages, row, index);
         } else {
             load_as<PageFormat::kQ8_0>(pages, row, index);
         }

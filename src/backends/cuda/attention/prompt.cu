@@ -49,6 +49,7 @@ void attend_prompt(Device& device, const AttentionCall& call, int32_t prompt_row
                           .window = call.params.window,
                           .scale = call.params.scale,
                           .softcap = call.params.softcap,
+                          .sinks = call.sinks(),
                           .out = call.out.as<float>(),
                           .out_stride = call.out.stride[0],
                           .out_aligned = head_size % 2 == 0 && call.out.stride[0] % 2 == 0 &&

@@ -37,6 +37,7 @@ struct PromptArgs {
     int32_t prompt_rows, kv_heads, group, head_size;
     int32_t window;
     float scale, softcap;
+    const float* sinks;  ///< by query head; null: none
     float* out;
     int64_t out_stride;
     bool out_aligned;  ///< two elements are one aligned float2
@@ -237,6 +238,8 @@ __device__ __forceinline__ void load_page(
         convert_page<kHeadSize, PageFormat::kF32>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kQ8_0) {
         convert_page<kHeadSize, PageFormat::kQ8_0>(pages, source, head_size, live, tile);
+    } else if (pages.format == PageFormat::kF8) {
+        convert_page<kHeadSize, PageFormat::kF8>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF16) {
         convert_page<kHeadSize, PageFormat::kF16>(pages, source, head_size, live, tile);
     } else {
@@ -392,7 +395,14 @@ __device__ __forceinline__ void write_tile(const PromptArgs& args,
         const int64_t token = tile.first_row + column / args.group;
         const int64_t head = int64_t{kv_head} * args.group + column % args.group;
         float* out = args.out + token * args.out_stride + head * args.head_size;
-        const float inverse = 1.0f / total;
+        float inverse = 1.0f / total;
+        if (args.sinks != nullptr) {
+            // One more score, whose values are 0, may be the largest.
+            const float sink = __fmul_rn(args.sinks[head], 1.44269504f);
+            const float level = fmaxf(state.largest[half], sink);
+            const float shrink = exp2f(state.largest[half] - level);
+            inverse = shrink / fmaf(total, shrink, exp2f(sink - level));
+        }
 #pragma unroll
         for (int32_t n = 0; n < kHeadSize / 8; ++n) {
             const int32_t element = 8 * n + lane % 4 * 2;

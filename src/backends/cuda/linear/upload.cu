@@ -10,6 +10,7 @@
 #include "backends/cuda/linear/linear.h"
 #include "backends/cuda/linear/pack.cuh"
 #include "backends/cuda/linear/product.cuh"
+#include "backends/cuda/rows/codec.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -26,7 +27,7 @@ uint8_t bit_of(ActFormat format) {
     return static_cast<uint8_t>(1u << static_cast<unsigned>(format));
 }
 
-/// F64 and integers become F32.
+/// F64, F8_E4M3 and integers become F32.
 DType stored_format(DType format) {
     const bool plain = !is_block_format(format);
     return plain && format != DType::kF16 && format != DType::kBF16 ? DType::kF32 : format;
@@ -94,6 +95,12 @@ __device__ __forceinline__ void pack_value(const PackArguments& a, int64_t index
         static_cast<To>(reinterpret_cast<const From*>(a.source)[index]);
 }
 
+/// A byte that converts as a number does.
+struct E4m3 {
+    uint8_t code;
+    __device__ explicit operator float() const { return rows::f32_of_e4m3(code); }
+};
+
 /// A thread per element of a plain format.
 __global__ void pack_elements(const PackArguments a) {
     const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -112,6 +119,8 @@ __global__ void pack_elements(const PackArguments a) {
             return pack_value<int32_t, float>(a, index);
         case DType::kI64:
             return pack_value<int64_t, float>(a, index);
+        case DType::kF8_E4M3:
+            return pack_value<E4m3, float>(a, index);
         default:
             return pack_value<float, float>(a, index);
     }

@@ -62,6 +62,27 @@ __host__ __device__ inline uint16_t bf16_of_f32(float value) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+/// f32_from_e4m3 of core/numeric.h.
+__host__ __device__ inline float f32_of_e4m3(uint32_t code) {
+    const uint32_t shifted = (code & 0x7fu) << 20;
+    float value = std::bit_cast<float>(shifted + 0x3c000000u);
+    if (shifted < 0x00800000u) value = minus(std::bit_cast<float>(shifted + 0x3c800000u), 0x1p-6f);
+    uint32_t bits = std::bit_cast<uint32_t>(value);
+    if (shifted == 0x07f00000u) bits = 0x7fc00000u;
+    return std::bit_cast<float>(bits | (code & 0x80u) << 24);
+}
+/// e4m3_from_f32 of core/numeric.h.
+__host__ __device__ inline uint8_t e4m3_of_f32(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t code = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+    if (magnitude < 0x3c800000u)
+        code =
+            std::bit_cast<uint32_t>(plus(std::bit_cast<float>(magnitude), 0x1p14f)) - 0x46800000u;
+    if (magnitude >= 0x43e00000u) code = 0x7eu;
+    if (magnitude > 0x7f800000u) code = 0x7fu;
+    return static_cast<uint8_t>((bits >> 24 & 0x80u) | code);
+}
 __host__ __device__ inline uint32_t load16(const uint8_t* bytes) {
     return bytes[0] | static_cast<uint32_t>(bytes[1]) << 8;
 }
@@ -115,6 +136,8 @@ __host__ __device__ inline Carrier read_plain(DType format, const uint8_t* row, 
             return static_cast<Carrier>(static_cast<const int16_t*>(data)[i]);
         case DType::kI32:
             return static_cast<Carrier>(static_cast<const int32_t*>(data)[i]);
+        case DType::kF8_E4M3:
+            return static_cast<Carrier>(f32_of_e4m3(row[i]));
         default:
             return static_cast<Carrier>(static_cast<const int64_t*>(data)[i]);
     }
@@ -160,6 +183,9 @@ __host__ __device__ inline void write_plain(DType format, Carrier value, int64_t
             return;
         case DType::kI32:
             static_cast<int32_t*>(data)[i] = nearest<int32_t>(value);
+            return;
+        case DType::kF8_E4M3:
+            row[i] = e4m3_of_f32(static_cast<float>(value));
             return;
         default:
             static_cast<int64_t*>(data)[i] = nearest<int64_t>(value);
