@@ -18,7 +18,6 @@ constexpr std::array kDTypes = {
     DTypeInfo{DType::kI16, "I16", 25, 1, 2},
     DTypeInfo{DType::kI32, "I32", 26, 1, 4},
     DTypeInfo{DType::kI64, "I64", 27, 1, 8},
-    DTypeInfo{DType::kF8_E4M3, "F8_E4M3", kNoGgmlId, 1, 1},
     DTypeInfo{DType::kQ4_0, "Q4_0", 2, 32, 18},
     DTypeInfo{DType::kQ4_1, "Q4_1", 3, 32, 20},
     DTypeInfo{DType::kQ5_0, "Q5_0", 6, 32, 22},
@@ -29,6 +28,7 @@ constexpr std::array kDTypes = {
     DTypeInfo{DType::kQ6_K, "Q6_K", 14, 256, 210},
     DTypeInfo{DType::kMXFP4, "MXFP4", 39, 32, 17},
     DTypeInfo{DType::kNVFP4, "NVFP4", 40, 64, 36},
+    DTypeInfo{DType::kF8_E4M3, "F8_E4M3", kNoGgmlId, 1, 1},
 };
 
 constexpr bool in_enum_order() {

@@ -21,7 +21,6 @@ enum class DType : uint8_t {
     kI16,
     kI32,
     kI64,
-    kF8_E4M3,  ///< OCP 8-bit float without infinities; key/value pages only, in no file
     kQ4_0,
     kQ4_1,
     kQ5_0,
@@ -31,7 +30,8 @@ enum class DType : uint8_t {
     kQ5_K,
     kQ6_K,
     kMXFP4,
-    kNVFP4
+    kNVFP4,
+    kF8_E4M3  ///< OCP 8-bit float without infinities, plain; key/value pages only, in no file
 };
 
 /// Stands for an id where GGUF files cannot hold the format.

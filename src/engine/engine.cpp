@@ -198,14 +198,12 @@ uint64_t Engine::memory_hash(const Sequence& sequence) const {
     const size_t trunk = impl_->kv.size() - (impl_->drafting() ? 1 : 0);
     for (const KvView& view : std::span(impl_->kv).first(trunk))
         for (const Tensor* tensor : {&view.keys, &view.values})
-            for (int32_t position = 0; position < sequence.length_; ++position)
+            for (int32_t begin = 0; begin < sequence.length_; begin += kPageTokens)
                 for (int64_t head = 0; head < tensor->shape[1]; ++head) {
-                    const int32_t page =
-                        sequence.pages_[static_cast<size_t>(position / kPageTokens)];
-                    add(*tensor,
-                        page * tensor->stride[0] + head * tensor->stride[1] +
-                            position % kPageTokens * tensor->stride[2],
-                        tensor->shape[3]);
+                    const int32_t page = sequence.pages_[static_cast<size_t>(begin / kPageTokens)];
+                    const int32_t tokens = std::min(kPageTokens, sequence.length_ - begin);
+                    add(*tensor, page * tensor->stride[0] + head * tensor->stride[1],
+                        tokens * tensor->shape[3]);
                 }
     for (const RecurrentView& view : impl_->pool->views())
         for (const Tensor* tensor : {&view.conv, &view.state})

@@ -220,13 +220,29 @@ TEST(Options, RefusesContradictionsAndMissingParts) {
 }
 
 // Guards against -ngl 99, typed by habit, being an error or passing in silence.
-TEST(Options, SaysOnceThatThereIsNoGpu) {
+// Guards against a card that is taken although none was wanted, and against a habit from llama.cpp
+// that is not understood.
+TEST(Options, ChoosesTheCard) {
+    const auto backend_of = [](std::vector<std::string> flags) {
+        flags.insert(flags.begin(), {"run", "x"});
+        AllOptions all;
+        EXPECT_EQ(parse(all, flags), "");
+        return all.run.engine.backend;
+    };
+    EXPECT_EQ(backend_of({}).name, "auto");
+    EXPECT_EQ(backend_of({}).gpu_layers, kAllLayers);
+    EXPECT_EQ(backend_of({"-ngl", "99"}).gpu_layers, 99);
+    EXPECT_EQ(backend_of({"-ngl", "all"}).gpu_layers, kAllLayers);
+    EXPECT_EQ(backend_of({"-ngl", "0"}).gpu_layers, 0);
+    EXPECT_EQ(backend_of({"--backend", "CUDA1"}).name, "cuda1");
+    EXPECT_EQ(backend_of({"-dev", "CUDA0"}).name, "cuda0");
+    EXPECT_EQ(backend_of({"-dev", "none"}).name, "cpu");
     AllOptions all;
-    EXPECT_EQ(parse(all, {"bench", "-m", "x", "-ngl", "0,99", "-ngl", "99"}), "");
-    EXPECT_EQ(all.notes.size(), 1u);
-    AllOptions none;
-    EXPECT_EQ(parse(none, {"run", "x", "-ngl", "0"}), "");
-    EXPECT_TRUE(none.notes.empty());
+    EXPECT_EQ(parse(all, {"run", "x", "-dev", "Vulkan0"}),
+              "run: -dev: unknown device 'Vulkan0' (one of CUDA0, CUDA1, ... or none)");
+    EXPECT_EQ(parse(all, {"run", "x", "--backend", "cudaX"}),
+              "run: --backend: unknown value 'cudaX'; did you mean cuda? (known: auto, cpu, "
+              "cuda, reference)");
 }
 
 bool is_flag_of(const Command& command, const std::string& flag) {

@@ -2,13 +2,13 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <interface_hash.h>
 
 #include <filesystem>
 #include <string_view>
 #include <system_error>
 
 #include "backends/cuda/entry.h"
-#include "interface_hash.h"
 
 namespace tessera::cuda {
 namespace {

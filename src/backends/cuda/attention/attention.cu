@@ -25,7 +25,9 @@ void CudaOps::attention(Exec& ex,
     if (q.rows() == 0) return;
     const AttentionCall call{q, batch, cache, params, out};
     const auto rows = static_cast<int32_t>(q.rows());
-    const int32_t tiled = q.shape[2] <= kLargestPromptHead ? std::min(ex.prompt_rows, rows) : 0;
+    // Tiles round their operands, which f32 activations were chosen to avoid.
+    const bool tiles = q.shape[2] <= kLargestPromptHead && options_.act_prompt != ActFormat::kF32;
+    const int32_t tiled = tiles ? std::min(ex.prompt_rows, rows) : 0;
     // Half of the keys, on average, for prompts; this only feeds the counters.
     const double row_flops = 4.0 * static_cast<double>(q.shape[1] * q.shape[2]) * batch.max_visible;
     const double row_bytes = 8.0 * static_cast<double>(q.shape[1] * q.shape[2]);
