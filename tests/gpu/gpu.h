@@ -10,6 +10,7 @@
 #include <ostream>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -46,9 +47,9 @@ template <class Parameter>
 class CardTestWith : public CardTest, public testing::WithParamInterface<Parameter> {};
 
 /// A random model of the tiny shape.
-inline const std::vector<std::byte>& model_of(const std::string& architecture, DType type) {
+inline const std::vector<std::byte>& model_of(std::string_view architecture, DType type) {
     static std::map<std::pair<std::string, DType>, std::vector<std::byte>> models;
-    std::vector<std::byte>& bytes = models[{architecture, type}];
+    std::vector<std::byte>& bytes = models[{std::string(architecture), type}];
     if (bytes.empty()) {
         SynthSpec spec;
         spec.architecture = architecture;
