@@ -110,7 +110,7 @@ std::string command_text(const Command& command, int width) {
             const bool fits = static_cast<int>(head.size()) < kFlagColumn;
             out += fits ? fmt::format("{:{}}", head, kFlagColumn) : head + "\n";
             std::string text = option_details(option);
-            if (!option.env.empty()) text += fmt::format(" {{TESSERA_ARG_{}}}", option.env);
+            if (!option.env.empty()) text += fmt::format(" {{{}}}", variable_of(option));
             append_wrapped(out, text, fits ? kFlagColumn : 0, kFlagColumn, width);
         }
     }
@@ -134,7 +134,7 @@ std::string markdown_table(std::span<const Command> commands) {
             for (const Option& option : section.options) {
                 out += fmt::format("| `{}` | {} | {} |\n", cell(flags_text(option)),
                                    cell(option_details(option)),
-                                   option.env.empty() ? "" : "`TESSERA_ARG_" + option.env + "`");
+                                   option.env.empty() ? "" : "`" + variable_of(option) + "`");
             }
         }
         out += '\n';

@@ -54,7 +54,7 @@ void append_command(std::string& out, const Command& command) {
             out +=
                 fmt::format(".TP\n{}\n{}\n", flags_heading(option), roff(option_details(option)));
             if (!option.env.empty())
-                out += fmt::format(".br\nEnvironment: TESSERA_ARG_{}.\n", option.env);
+                out += fmt::format(".br\nEnvironment: {}.\n", variable_of(option));
         }
     }
 }

@@ -75,7 +75,7 @@ void read_environment(const Command& command, const EnvLookup& env) {
     for (const OptionSection& section : command.sections) {
         for (const Option& option : section.options) {
             if (option.env.empty()) continue;
-            const std::string name = "TESSERA_ARG_" + option.env;
+            const std::string name = variable_of(option);
             const char* text = env(name);
             if (text != nullptr) option.set({command.name + ": " + name, text, true, true});
         }
@@ -283,6 +283,10 @@ Option integers_row(const Row& row, std::vector<int32_t>& target, int64_t least,
             target.push_back(static_cast<int32_t>(value));
     };
     return option;
+}
+
+std::string variable_of(const Option& option) {
+    return option.env.starts_with("TESSERA_") ? option.env : "TESSERA_ARG_" + option.env;
 }
 
 }  // namespace tessera

@@ -35,7 +35,8 @@ struct Option {
     std::vector<std::string> flags;      ///< "-c", "--ctx-size"; the last is the full name
     std::vector<std::string> negations;  ///< of a switch: "--no-escape"
     std::string value;                   ///< name of its value in help; "": a switch
-    std::string env;  ///< "CTX_SIZE": the environment variable TESSERA_ARG_CTX_SIZE
+    /// "CTX_SIZE": the environment variable TESSERA_ARG_CTX_SIZE; "TESSERA_POISON": just that.
+    std::string env;
     std::string help;
     std::string shown_default;
     std::vector<std::string> choices;  ///< the values that are allowed, where that is a short list
@@ -43,6 +44,9 @@ struct Option {
     /// Takes the value ("on" or "off" for a switch). UserError(kUsage) starting with `where`.
     std::function<void(const Occurrence&)> set;
 };
+
+/// The environment variable of a flag that has one.
+std::string variable_of(const Option& option);
 
 /// Arguments without a dash, in order.
 struct Positional {

@@ -92,10 +92,10 @@ Option act_row(ActPolicy& act) {
 }
 
 std::vector<Option> device_debug_rows(BackendOptions& backend) {
-    return {switch_row({"--poison, --no-poison", "", "POISON",
+    return {switch_row({"--poison, --no-poison", "", "TESSERA_POISON",
                         "GPU: fill fresh memory with 0xFF, which shows reads of unwritten memory"},
                        backend.poison),
-            switch_row({"--synchronous, --no-synchronous", "", "SYNCHRONOUS",
+            switch_row({"--synchronous, --no-synchronous", "", "TESSERA_SYNCHRONOUS",
                         "GPU: wait after every kernel, so that a fault names the right one"},
                        backend.synchronous)};
 }

@@ -237,6 +237,9 @@ TEST(Options, ChoosesTheCard) {
     EXPECT_EQ(backend_of({"--backend", "CUDA1"}).name, "cuda1");
     EXPECT_EQ(backend_of({"-dev", "CUDA0"}).name, "cuda0");
     EXPECT_EQ(backend_of({"-dev", "none"}).name, "cpu");
+    AllOptions poisoned;
+    EXPECT_EQ(parse(poisoned, {"run", "x"}, {{"TESSERA_POISON", "1"}}), "");
+    EXPECT_TRUE(poisoned.run.engine.backend.poison);
     AllOptions all;
     EXPECT_EQ(parse(all, {"run", "x", "-dev", "Vulkan0"}),
               "run: -dev: unknown device 'Vulkan0' (one of CUDA0, CUDA1, ... or none)");
