@@ -31,11 +31,11 @@ install_cuda() {
         nvidia-cuda-nvdisasm==13.2.86
     )
     place=$(cd "$(dirname "$0")/.." && pwd)/.cuda
-    [[ -f $place/complete ]] && return
+    [[ -f $place/complete && $(<"$place/complete") == "${wheels[*]}" ]] && return
     echo "bootstrap: installing the CUDA compiler into .cuda" >&2
     rm -rf "$place"
-    python3 -m pip install -q --no-compile --no-deps --target "$place" "${wheels[@]}" >&2
-    touch "$place/complete"
+    python3 -m pip install -q --no-compile --no-deps --target "$place" "${wheels[@]}" >&2 || return
+    echo "${wheels[*]}" >"$place/complete"
 }
 
 if [[ ${#missing[@]} -gt 0 ]]; then
@@ -54,12 +54,12 @@ if [[ ${#missing[@]} -gt 0 ]]; then
         "${as_root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}" >&2
     fi
 fi
-# Where there is a card, its compiler; for the checks of the machine code also the disassemblers.
+# Where there is a card that the kernels run on, its compiler; for the checks of the machine code also disassemblers.
 has() {
     command -v "$1" >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/$1 ]]
 }
-if nvidia-smi -L >/dev/null 2>&1 && ! has nvcc; then
+if [[ $cuda -eq 1 ]] && ! { has nvcc && has cuobjdump && has nvdisasm; }; then
     install_cuda
-elif [[ $cuda -eq 1 ]] && ! { has nvcc && has cuobjdump && has nvdisasm; }; then
-    install_cuda
+elif nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -qE '^([89]|1[0-9])\.[0-9]' && ! has nvcc; then
+    install_cuda || echo "bootstrap: no CUDA compiler from PyPI: building for the CPU alone" >&2
 fi

@@ -66,12 +66,12 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
                                 .synchronous = options.synchronous});
 }
 
-/// Nothing where there is no card, no driver or no library.
+/// Nothing where there is no card, no driver or no library, nor where others fill the card.
 std::unique_ptr<Ops> try_cuda(const BackendOptions& options) {
     try {
         return make_cuda(options, options.device);
     } catch (const UserError& error) {
-        if (error.code() != ExitCode::kDevice) throw;
+        if (error.code() != ExitCode::kDevice && error.code() != ExitCode::kMemory) throw;
         return nullptr;
     }
 }
@@ -82,7 +82,8 @@ std::unique_ptr<Ops> make_ops(const BackendOptions& options) {
     constexpr std::array<std::string_view, 4> kNames = {"auto", "cpu", "cuda", "reference"};
     if (const auto device = cuda_device(options)) return make_cuda(options, *device);
     if (options.name == "auto") {
-        if (options.gpu_layers > 0)
+        const bool possible = options.act != ActPolicy::kInt8 && options.act != ActPolicy::kNvfp4;
+        if (options.gpu_layers > 0 && possible)
             if (auto card = try_cuda(options)) return card;
         BackendOptions fallback = options;
         fallback.name = "cpu";

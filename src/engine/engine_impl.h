@@ -99,6 +99,7 @@ struct Engine::Impl {
     void check_kv_types() const;
     int64_t kv_bytes_per_token() const;
     int64_t plan_pass(int32_t rows, int32_t prompt_rows);
+    int64_t plan_guess();
     size_t plan_arena();
     void describe(const GgufFile& file);
     void make_plan(const GgufFile& file);

@@ -125,8 +125,44 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
     return static_cast<int64_t>(arena.peak_bytes());
 }
 
+/// Arena for a guess of all sequences at once, each with every state that may wait for the block.
+int64_t Engine::Impl::plan_guess() {
+    const int64_t rows = int64_t{options.sequences} * (kRecentRows + options.draft_max);
+    const int64_t sequences = options.sequences, width = model->info().width;
+    std::vector<KvView> planned_kv;
+    for (const KvSpec& spec : model->kv_layers()) {
+        const auto layer = [&](DType type) {
+            return make_tensor(
+                nullptr, type,
+                {pages_per_sequence * sequences, spec.kv_heads, kPageTokens, spec.head_size});
+        };
+        planned_kv.push_back({layer(options.type_k), layer(options.type_v)});
+    }
+    Arena arena(nullptr, 0);
+    Exec ex{.arena = arena, .prompt_rows = 0};
+    const auto integers = [&](int64_t count) {
+        return ops->stage(ex, make_tensor(nullptr, DType::kI32, {count}));
+    };
+    const Tensor hidden = arena.allocate(DType::kF32, {rows, width});
+    const Batch batch = {.tokens = integers(rows),
+                         .positions = integers(rows),
+                         .seq_start = integers(sequences + 1),
+                         .page_table = ops->stage(ex, make_tensor(nullptr, DType::kI32,
+                                                                  {sequences, pages_per_sequence})),
+                         .outputs = integers(sequences),
+                         .prompt_rows = 0,
+                         .prompt_outputs = 0,
+                         .max_visible = options.context};
+    const Tensor guess =
+        model->draft(*ops, ex, batch, hidden, {.kv = planned_kv, .recurrent = pool->views()});
+    model->draft_logits(
+        *ops, ex, guess,
+        make_tensor(nullptr, DType::kF32, {sequences, int64_t{model->info().vocab}}));
+    return static_cast<int64_t>(arena.peak_bytes());
+}
+
 size_t Engine::Impl::plan_arena() {
-    int64_t peak = 0;
+    int64_t peak = drafting() ? plan_guess() : 0;
     for (const int32_t prompt_rows : {options.ubatch, options.ubatch / 2, 0})
         peak = std::max(peak, plan_pass(options.ubatch, prompt_rows));
     // A row for each sequence is drawn at once, also when their prompts take many passes.
@@ -162,10 +198,12 @@ void Engine::Impl::check_memory(const std::string& path) const {
             ExitCode::kMemory,
             fmt::format(
                 "{} needs {} (weights {}, {} sequence(s) of {} tokens {}, compute {}), but {} "
-                "are available: lower the context (-c), the cache types (-ctk, -ctv) or take "
-                "a smaller model",
+                "are available{}: lower the context (-c), the cache types (-ctk, -ctv) or take "
+                "{}",
                 path, gib(plan.total()), gib(plan.weight_bytes), options.sequences, options.context,
-                gib(plan.kv_bytes + plan.state_bytes), gib(plan.compute_bytes), gib(limit)));
+                gib(plan.kv_bytes + plan.state_bytes), gib(plan.compute_bytes), gib(limit),
+                ops->on_host() ? "" : fmt::format(" on {}", ops->name()),
+                ops->on_host() ? "a smaller model" : "--backend cpu"));
 }
 
 void Engine::Impl::make_kv() {
@@ -203,9 +241,11 @@ void Engine::Impl::describe(const GgufFile& file) {
     if (!ops->on_host() && options.backend.gpu_layers < layers)
         throw UserError(
             ExitCode::kUsage,
-            fmt::format("-ngl {}: this model has {} layers and only whole models run on "
-                        "a GPU: leave -ngl away, or take 0 for the CPU",
-                        options.backend.gpu_layers, layers));
+            options.backend.gpu_layers == 0
+                ? fmt::format("-ngl 0 and a backend on a card ({}) contradict", ops->name())
+                : fmt::format("-ngl {}: this model has {} layers and only whole models run on "
+                              "a GPU: leave -ngl away, or take 0 for the CPU",
+                              options.backend.gpu_layers, layers));
     prepare_options();
     make_plan(file);
 }
@@ -221,7 +261,8 @@ void Engine::Impl::load(GgufFile file) {
     });
     make_kv();
     arena_memory = working_memory(*ops, static_cast<int64_t>(arena_bytes));
-    reserve_logits(options.sequences);
+    reserve_logits(int64_t{options.sequences} * (drafting() ? options.draft_max + 1 : 1));
+    recording = !options.backend.synchronous;
     if (drafting())
         draft_logits_memory =
             working_memory(*ops, int64_t{options.sequences} * model->info().vocab * 4);

@@ -25,6 +25,7 @@ void Engine::Impl::reserve_logits(int64_t rows) {
     rows = std::max(rows, ops->on_host() ? rows : 2 * logits_capacity);
     logits_memory = working_memory(*ops, rows * model->info().vocab * 4);
     logits_capacity = rows;
+    recordings.clear();  // they write to the old place
 }
 
 /// Starts the index tensors of a pass anew.
@@ -162,10 +163,20 @@ void Engine::Impl::drop_saves() {
 /// has run once is recorded the next time and replayed from then on. Returns what `work` returns.
 Tensor Engine::Impl::run_recorded(const RecordingKey& key, const std::function<Tensor()>& work) {
     if (ops->on_host() || !recording) return work();
+    constexpr size_t kMost = 64;  // a recording takes memory of the device that nobody planned
+    if (recordings.size() >= kMost && !recordings.contains(key)) recordings.clear();
     const auto [place, fresh] = recordings.try_emplace(key);
     Recorded& known = place->second;
     if (fresh) return known.result = work();
-    if (known.ops == nullptr) known.ops = ops->record([&] { known.result = work(); });
+    if (known.ops == nullptr) {
+        try {
+            known.ops = ops->record([&] { known.result = work(); });
+        } catch (const UserError&) {
+            // No room, say. What is wrong with the work itself shows when it is run.
+            recording = false;
+            return work();
+        }
+    }
     known.ops->replay();
     return known.result;
 }

@@ -6,7 +6,7 @@
 
 int main(int argc, char** argv) {
     tessera::TestOpsOptions options;
-    options.threads = 2;
+    options.backend.threads = 2;
     if (argc > 1) options.pattern = argv[1];
     try {
         return tessera::run_test_ops(options);

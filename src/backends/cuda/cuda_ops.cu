@@ -180,6 +180,7 @@ std::unique_ptr<Recording> CudaOps::record(const std::function<void()>& work) {
     } catch (...) {
         cudaStreamEndCapture(device_->stream(), &graph);
         if (graph != nullptr) cudaGraphDestroy(graph);
+        cudaGetLastError();  // or the next launch would be blamed for it
         throw;
     }
     check_cuda(cudaStreamEndCapture(device_->stream(), &graph), "ending a capture");
