@@ -16,6 +16,7 @@
 #include "backends/cpu/cpu_linear.h"
 #include "backends/cpu/cpu_linear_product.h"
 #include "core/error.h"
+#include "ops/checks.h"
 
 namespace tessera::cpu {
 namespace {
@@ -401,10 +402,7 @@ void CpuOps::route(Exec& ex,
                    const Tensor& ids,
                    const Tensor& weights) {
     const int64_t rows = logits.rows(), experts = logits.cols(), choices = ids.cols();
-    check(ids.rank == 2 && ids.dtype == DType::kI32 && ids.rows() == rows && choices <= experts &&
-              weights.rows() == rows && weights.cols() == choices,
-          "route: shapes");
-    check(bias.absent() || bias.elements() == experts, "route: bias");
+    check_route(logits, bias, ids, weights);
     const Scope scope(ex.arena);
     const Tensor space = ex.arena.allocate(DType::kF64, {pool_.size(), experts + choices});
     if (ex.planning() || rows == 0) return;
@@ -556,9 +554,7 @@ GemmInput CpuOps::linear_experts_glu(Exec& ex,
 void CpuOps::combine(
     Exec& ex, const Tensor& y, const Tensor& weights, const Tensor& out, Accumulate accumulate) {
     const int64_t rows = weights.rows(), choices = weights.cols(), cols = y.cols();
-    check(
-        weights.rank == 2 && y.rows() == rows * choices && out.rows() == rows && out.cols() == cols,
-        "combine: shapes");
+    check_combine(y, weights, out);
     if (ex.planning() || rows == 0) return;
     const double elements = static_cast<double>(y.elements());
     const Timed timed(*this, "combine", 2 * elements,

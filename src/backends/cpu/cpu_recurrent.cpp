@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "backends/cpu/isa/rows_kernels.h"
+#include "ops/checks.h"
 
 namespace tessera::cpu {
 
@@ -65,20 +66,6 @@ constexpr int64_t kHeldFloats = 256 * 1024;
 constexpr int64_t kLineFloats = 16;
 int64_t whole_lines(int64_t floats) {
     return round_up(floats, kLineFloats);
-}
-
-void check_batch(const Batch& batch, int64_t rows) {
-    const int64_t sequences = batch.sequence_count();
-    check(batch.positions.rows() == rows && batch.slots.rows() == sequences, "recurrence: batch");
-    check(batch.save_slots.absent() ||
-              (batch.save_slots.rows() == sequences && batch.save_positions.rows() == sequences),
-          "recurrence: saves");
-    check(!batch.tentative || batch.prompt_rows == 0, "recurrence: tentative prompt rows");
-}
-
-bool dense(const Tensor& x) {
-    return x.rank == 4 ? x.stride[2] == x.shape[3] && x.stride[1] == x.shape[2] * x.shape[3]
-                       : x.stride[1] == x.shape[2];
 }
 
 // ---- convolution ----
@@ -230,13 +217,8 @@ void CpuOps::causal_conv(Exec& ex,
                          const RecurrentView& memory,
                          const Tensor& out) {
     const int64_t channels = u.cols(), width = taps.cols();
-    check(u.rank == 2 && out.rank == 2 && out.shape == u.shape && taps.rows() == channels &&
-              taps.contiguous() && width >= 2 && width <= 8,
-          "causal_conv: shapes");
-    check(
-        memory.conv.shape[1] == channels && memory.conv.shape[2] == width - 1 && dense(memory.conv),
-        "causal_conv: memory");
-    check_batch(batch, u.rows());
+    check_causal_conv(u, taps, memory, out);
+    check_recurrent_batch(batch, u.rows());
     const Scope scope(ex.arena);
     const int64_t scratch_floats = 2 * width * kChannelBlock;
     auto* scratch = reinterpret_cast<float*>(
@@ -271,9 +253,7 @@ void CpuOps::delta_gates(Exec& ex,
                          const Tensor& log_decay,
                          const Tensor& beta) {
     const int64_t heads = a.cols();
-    check(a.rank == 2 && a.shape == b.shape && a.shape == log_decay.shape &&
-              a.shape == beta.shape && bias.elements() == heads && rate.elements() == heads,
-          "delta_gates: shapes");
+    check_delta_gates(a, b, bias, rate, log_decay, beta);
     if (ex.planning() || a.elements() == 0) return;
     const double elements = static_cast<double>(a.elements());
     const Timed timed(*this, "delta_gates", 10 * elements, 16 * elements);
@@ -305,16 +285,8 @@ void CpuOps::gated_delta_rule(Exec& ex,
     const DeltaCall call{
         *rows_->recurrent, q,          k,          v,         log_decay, beta, batch, memory, out,
         q.shape[1],        q.shape[2], v.shape[1], v.shape[2]};
-    check(q.rank == 3 && k.rank == 3 && v.rank == 3 && q.shape == k.shape && out.shape == v.shape &&
-              v.rows() == rows && call.heads % call.key_heads == 0,
-          "gated_delta_rule: shapes");
-    check(
-        log_decay.shape == beta.shape && log_decay.rows() == rows && log_decay.cols() == call.heads,
-        "gated_delta_rule: gates");
-    check(memory.state.shape[1] == call.heads && memory.state.shape[2] == call.size &&
-              memory.state.shape[3] == call.key_size && dense(memory.state),
-          "gated_delta_rule: memory");
-    check_batch(batch, rows);
+    check_delta_rule(q, k, v, log_decay, beta, memory, out);
+    check_recurrent_batch(batch, rows);
     const Scope scope(ex.arena);
     const DeltaScratch sizes = delta_scratch(call);
     auto* scratch = reinterpret_cast<float*>(
@@ -349,8 +321,8 @@ void CpuOps::accept_recurrent(Exec& ex,
     const int64_t log_floats = memory.delta_log.cols();
     const int64_t key_heads = (log_floats - heads * (size + 2)) / key_size;
     check(slots.rows() == counts.rows() && memory.conv_log.cols() == channels &&
-              log_floats == key_heads * key_size + heads * (size + 2) && dense(memory.state) &&
-              dense(memory.conv),
+              log_floats == key_heads * key_size + heads * (size + 2) &&
+              dense_slots(memory.state) && dense_slots(memory.conv),
           "accept_recurrent: shapes");
     const RecurrentKernels& kernels = *rows_->recurrent;
     const Scope scope(ex.arena);

@@ -11,6 +11,7 @@
 #include "backends/cpu/cpu_linear.h"
 #include "backends/cpu/isa/rows_kernels.h"
 #include "core/codec.h"
+#include "ops/checks.h"
 
 namespace tessera::cpu {
 namespace {
@@ -459,11 +460,7 @@ void CpuOps::rope(Exec& ex,
                   const Tensor& positions,
                   const Tensor& freq_factors,
                   const RopeParams& params) {
-    check(x.rank == 3 && positions.rows() == x.rows() && positions.contiguous() &&
-              (positions.rank == 1 || positions.cols() == 3),
-          "rope: shapes");
-    check(params.rotary % 2 == 0 && params.rotary <= x.cols(), "rope: rotary size");
-    check(freq_factors.absent() || freq_factors.elements() == params.rotary / 2, "rope: factors");
+    check_rope(x, positions, freq_factors, params);
     const float* turns = rows_->turns(pool_, positions, freq_factors, params);
     if (ex.planning() || x.elements() == 0) return;
     const double elements = static_cast<double>(x.elements());
@@ -485,15 +482,8 @@ void CpuOps::copy(Exec& ex, const Tensor& from, const Tensor& to) {
 }
 
 void CpuOps::concat(Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out) {
-    check(a.rank == b.rank && a.rank == out.rank && axis >= 0 && axis < a.rank, "concat: axes");
-    check(a.dtype == b.dtype && a.dtype == out.dtype && !is_block_format(a.dtype),
-          "concat: formats");
+    check_concat(a, b, axis, out);
     const auto joined = static_cast<size_t>(axis);
-    for (size_t i = 0; i < 4; ++i) {
-        const bool fits = i == joined ? a.shape[i] + b.shape[i] == out.shape[i]
-                                      : a.shape[i] == out.shape[i] && b.shape[i] == out.shape[i];
-        check(fits, "concat: shapes");
-    }
     if (ex.planning() || out.elements() == 0) return;
     const Timed timed(*this, "concat", 0, 2 * bytes_of(out));
     Tensor first = out, second = out;

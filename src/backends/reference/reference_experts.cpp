@@ -7,6 +7,7 @@
 
 #include "backends/reference/reference_class.h"
 #include "backends/reference/reference_linear.h"
+#include "ops/checks.h"
 
 namespace tessera::reference {
 namespace {
@@ -58,10 +59,7 @@ void ReferenceOps::route(Exec& ex,
                          const Tensor& ids,
                          const Tensor& weights) {
     const int64_t rows = logits.rows(), experts = logits.cols(), choices = ids.cols();
-    check(ids.rank == 2 && ids.dtype == DType::kI32 && ids.rows() == rows && choices <= experts &&
-              weights.rows() == rows && weights.cols() == choices,
-          "route: shapes");
-    check(bias.absent() || bias.elements() == experts, "route: bias");
+    check_route(logits, bias, ids, weights);
     if (ex.planning()) return;
     const Counted counted(*this, "route", 0.0,
                           4.0 * static_cast<double>(logits.elements() + 2 * ids.elements()));
@@ -117,10 +115,7 @@ void ReferenceOps::linear_experts(
     Exec& ex, const GemmInput& x, const ExpertWork& work, const Weight& weight, const Tensor& out) {
     const int64_t pairs = work.pairs.rows(), choices = work.choices, cols = weight.cols;
     const bool per_pair = x.rows == pairs;
-    check(x.cols == cols && (per_pair || x.rows * choices == pairs) && out.rank == 2 &&
-              out.rows() == pairs && out.cols() == weight.rows &&
-              work.starts.rows() == weight.experts + 1,
-          "linear_experts: shapes");
+    check_linear_experts(x, work, weight, out);
     const Scope scope(ex.arena);
     const Tensor weight_row = ex.arena.allocate(DType::kF32, {cols});
     const Tensor values = ex.arena.allocate(DType::kF32, {x.rows, cols});
@@ -160,9 +155,7 @@ void ReferenceOps::linear_experts(
 void ReferenceOps::combine(
     Exec& ex, const Tensor& y, const Tensor& weights, const Tensor& out, Accumulate accumulate) {
     const int64_t rows = weights.rows(), choices = weights.cols(), cols = y.cols();
-    check(
-        weights.rank == 2 && y.rows() == rows * choices && out.rows() == rows && out.cols() == cols,
-        "combine: shapes");
+    check_combine(y, weights, out);
     if (ex.planning()) return;
     const Counted counted(*this, "combine", 2.0 * static_cast<double>(y.elements()),
                           4.0 * static_cast<double>(y.elements() + out.elements()));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/reference/reference_class.h"
+#include "ops/checks.h"
 
 namespace tessera::reference {
 namespace {
@@ -42,14 +43,6 @@ std::vector<Sequence> sequences_of(const Batch& batch) {
         all.push_back(one);
     }
     return all;
-}
-
-void check_batch(const Batch& batch, int64_t rows) {
-    const int64_t sequences = batch.sequence_count();
-    check(batch.positions.rows() == rows && batch.slots.rows() == sequences &&
-              (batch.save_slots.absent() ||
-               (batch.save_slots.rows() == sequences && batch.save_positions.rows() == sequences)),
-          "recurrence: batch");
 }
 
 /// The window of one channel moves on by one input.
@@ -165,11 +158,8 @@ void ReferenceOps::causal_conv(Exec& ex,
     const int64_t channels = u.cols();
     const int64_t width = taps.cols();
     const int64_t held = width - 1;
-    check(u.rank == 2 && out.rank == 2 && out.shape == u.shape && taps.rows() == channels &&
-              width >= 2 && width <= 8 && memory.conv.shape[1] == channels &&
-              memory.conv.shape[2] == held,
-          "causal_conv: shapes");
-    check_batch(batch, u.rows());
+    check_causal_conv(u, taps, memory, out);
+    check_recurrent_batch(batch, u.rows());
     if (ex.planning()) return;
     const auto elements = static_cast<double>(u.elements());
     const Counted counted(*this, "causal_conv", 2.0 * elements * static_cast<double>(width),
@@ -209,9 +199,7 @@ void ReferenceOps::delta_gates(Exec& ex,
                                const Tensor& log_decay,
                                const Tensor& beta) {
     const int64_t heads = a.cols();
-    check(a.rank == 2 && a.shape == b.shape && a.shape == log_decay.shape &&
-              a.shape == beta.shape && bias.elements() == heads && rate.elements() == heads,
-          "delta_gates: shapes");
+    check_delta_gates(a, b, bias, rate, log_decay, beta);
     if (ex.planning()) return;
     const auto elements = static_cast<double>(a.elements());
     const Counted counted(*this, "delta_gates", 10.0 * elements, 16.0 * elements);
@@ -236,15 +224,10 @@ void ReferenceOps::gated_delta_rule(Exec& ex,
                                     const Batch& batch,
                                     const RecurrentView& memory,
                                     const Tensor& out) {
-    const int64_t rows = q.rows(), key_heads = q.shape[1], key_size = q.shape[2];
+    const int64_t rows = q.rows(), key_size = q.shape[2];
     const int64_t heads = v.shape[1], size = v.shape[2];
-    check(q.rank == 3 && k.rank == 3 && v.rank == 3 && q.shape == k.shape && out.shape == v.shape &&
-              v.rows() == rows && heads % key_heads == 0 && log_decay.shape == beta.shape &&
-              log_decay.rows() == rows && log_decay.cols() == heads &&
-              memory.state.shape[1] == heads && memory.state.shape[2] == size &&
-              memory.state.shape[3] == key_size,
-          "gated_delta_rule: shapes");
-    check_batch(batch, rows);
+    check_delta_rule(q, k, v, log_decay, beta, memory, out);
+    check_recurrent_batch(batch, rows);
     const Scope scope(ex.arena);
     const int64_t head_floats = size * key_size;
     const Tensor copy = ex.arena.allocate(DType::kF32, {head_floats});

@@ -7,6 +7,7 @@
 
 #include "backends/reference/reference_class.h"
 #include "core/numeric.h"
+#include "ops/checks.h"
 
 namespace tessera::reference {
 namespace {
@@ -246,10 +247,7 @@ void ReferenceOps::rope(Exec& ex,
                         const Tensor& freq_factors,
                         const RopeParams& params) {
     const int32_t half = params.rotary / 2;
-    check(x.rank == 3 && positions.rows() == x.rows() && params.rotary % 2 == 0 &&
-              params.rotary <= x.cols() && (positions.rank == 1 || positions.cols() == 3) &&
-              (freq_factors.absent() || freq_factors.elements() == half),
-          "rope: shapes");
+    check_rope(x, positions, freq_factors, params);
     const Scope scope(ex.arena);
     const Tensor table = ex.arena.allocate(DType::kF64, {half});
     if (ex.planning()) return;
@@ -288,16 +286,7 @@ void ReferenceOps::copy(Exec& ex, const Tensor& from, const Tensor& to) {
 
 void ReferenceOps::concat(
     Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out) {
-    check(a.rank == b.rank && a.rank == out.rank && axis >= 0 && axis < a.rank, "concat: axes");
-    check(a.dtype == b.dtype && a.dtype == out.dtype && !is_block_format(a.dtype),
-          "concat: dtypes");
-    for (int32_t i = 0; i < a.rank; ++i) {
-        const auto s = static_cast<size_t>(i);
-        const bool joined = i == axis;
-        check(joined ? a.shape[s] + b.shape[s] == out.shape[s]
-                     : a.shape[s] == b.shape[s] && a.shape[s] == out.shape[s],
-              "concat: shapes");
-    }
+    check_concat(a, b, axis, out);
     if (ex.planning()) return;
     const Counted counted(*this, "concat", 0.0, 2.0 * traffic(out));
     const auto joined = static_cast<size_t>(axis);

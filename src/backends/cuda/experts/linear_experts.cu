@@ -5,6 +5,7 @@
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/linear/linear.h"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 
@@ -12,10 +13,7 @@ void CudaOps::linear_experts(
     Exec& ex, const GemmInput& x, const ExpertWork& work, const Weight& weight, const Tensor& out) {
     const int64_t pairs = work.pairs.rows(), choices = work.choices;
     const bool per_pair = x.rows == pairs;
-    check(x.cols == weight.cols && (per_pair || x.rows * choices == pairs) && out.rank == 2 &&
-              out.rows() == pairs && out.cols() == weight.rows &&
-              work.starts.rows() == weight.experts + 1,
-          "linear_experts: shapes");
+    check_linear_experts(x, work, weight, out);
     if (ex.planning() || pairs == 0) return;
     const int64_t prompt_pairs = std::min(ex.prompt_rows * choices, pairs);
     const int64_t prompt_rows = per_pair ? prompt_pairs : prompt_pairs / choices;

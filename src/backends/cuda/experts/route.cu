@@ -7,6 +7,7 @@
 // much. combine: bound by 4 (choices + 1) N bytes a row.
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/sample/logit_rows.cuh"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -355,10 +356,7 @@ void CudaOps::route(Exec& ex,
                     const Tensor& ids,
                     const Tensor& weights) {
     const int64_t rows = logits.rows(), experts = logits.cols(), choices = ids.cols();
-    check(ids.rank == 2 && ids.dtype == DType::kI32 && ids.rows() == rows && choices <= experts &&
-              weights.rows() == rows && weights.cols() == choices,
-          "route: shapes");
-    check(bias.absent() || bias.elements() == experts, "route: bias");
+    check_route(logits, bias, ids, weights);
     if (ex.planning() || rows == 0) return;
     const auto elements = static_cast<double>(logits.elements());
     const Timed timed(*this, "route", 8 * elements, 4 * elements);
@@ -417,9 +415,7 @@ ExpertWork CudaOps::group_experts(Exec& ex, const Tensor& ids, int32_t experts) 
 void CudaOps::combine(
     Exec& ex, const Tensor& y, const Tensor& weights, const Tensor& out, Accumulate accumulate) {
     const int64_t rows = weights.rows(), choices = weights.cols(), cols = y.cols();
-    check(
-        weights.rank == 2 && y.rows() == rows * choices && out.rows() == rows && out.cols() == cols,
-        "combine: shapes");
+    check_combine(y, weights, out);
     if (ex.planning() || rows == 0) return;
     const auto elements = static_cast<double>(y.elements());
     const Timed timed(*this, "combine", 2 * elements,

@@ -1,8 +1,8 @@
 // causal_conv: launches of conv.cuh by width. Prompt rows and generated rows take kernels of their
 // own, which give a row the same bits.
 #include "backends/cuda/device.cuh"
-#include "backends/cuda/recurrent/check.h"
 #include "backends/cuda/recurrent/conv.cuh"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -30,12 +30,7 @@ void CudaOps::causal_conv(Exec& ex,
                           const RecurrentView& memory,
                           const Tensor& out) {
     const int64_t channels = u.cols(), width = taps.cols();
-    check(u.rank == 2 && out.rank == 2 && out.shape == u.shape && taps.rows() == channels &&
-              taps.contiguous() && width >= 2 && width <= 8,
-          "causal_conv: shapes");
-    check(memory.conv.shape[1] == channels && memory.conv.shape[2] == width - 1 &&
-              dense_slots(memory.conv),
-          "causal_conv: memory");
+    check_causal_conv(u, taps, memory, out);
     check(!batch.tentative || dense_slots(memory.conv_log), "causal_conv: log");
     check_recurrent_batch(batch, u.rows());
     if (ex.planning() || u.rows() == 0) return;

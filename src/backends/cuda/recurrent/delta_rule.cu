@@ -6,9 +6,9 @@
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/recurrent/accept.cuh"
-#include "backends/cuda/recurrent/check.h"
 #include "backends/cuda/recurrent/chunk_scan.cuh"
 #include "backends/cuda/recurrent/token_rule.cuh"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -108,35 +108,6 @@ void run_tokens(Device& device, const DeltaArgs& delta) {
                       delta);
 }
 
-void check_delta(const Tensor& q,
-                 const Tensor& k,
-                 const Tensor& v,
-                 const Tensor& log_decay,
-                 const Tensor& beta,
-                 const Tensor& out) {
-    const int64_t rows = q.rows(), heads = v.shape[1];
-    check(q.rank == 3 && k.rank == 3 && v.rank == 3 && q.shape == k.shape && out.shape == v.shape &&
-              v.rows() == rows && heads % q.shape[1] == 0 && q.cols() <= kMostKeySize,
-          "gated_delta_rule: shapes");
-    check(log_decay.shape == beta.shape && log_decay.rows() == rows && log_decay.cols() == heads,
-          "gated_delta_rule: gates");
-}
-
-void check_memory(const Tensor& v,
-                  int64_t key_heads,
-                  int64_t key_size,
-                  const Batch& batch,
-                  const RecurrentView& memory) {
-    const int64_t heads = v.shape[1], size = v.shape[2];
-    check(memory.state.shape[1] == heads && memory.state.shape[2] == size &&
-              memory.state.shape[3] == key_size && dense_slots(memory.state),
-          "gated_delta_rule: memory");
-    check(
-        !batch.tentative || (memory.delta_log.contiguous() &&
-                             memory.delta_log.cols() == key_heads * key_size + heads * (size + 2)),
-        "gated_delta_rule: log");
-}
-
 }  // namespace
 
 void CudaOps::gated_delta_rule(Exec& ex,
@@ -150,8 +121,12 @@ void CudaOps::gated_delta_rule(Exec& ex,
                                const Tensor& out) {
     const int64_t rows = q.rows(), key_heads = q.shape[1], key_size = q.shape[2];
     const int64_t heads = v.shape[1], size = v.shape[2];
-    check_delta(q, k, v, log_decay, beta, out);
-    check_memory(v, key_heads, key_size, batch, memory);
+    check_delta_rule(q, k, v, log_decay, beta, memory, out);
+    check(key_size <= kMostKeySize, "gated_delta_rule: key size");
+    check(
+        !batch.tentative || (memory.delta_log.contiguous() &&
+                             memory.delta_log.cols() == key_heads * key_size + heads * (size + 2)),
+        "gated_delta_rule: log");
     check_recurrent_batch(batch, rows);
     DeltaArgs delta{.q = head_rows(q),
                     .k = head_rows(k),

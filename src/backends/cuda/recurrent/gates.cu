@@ -1,5 +1,6 @@
 // delta_gates: a thread per element. Bound: 16 bytes an element.
 #include "backends/cuda/device.cuh"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -42,9 +43,7 @@ void CudaOps::delta_gates(Exec& ex,
                           const Tensor& log_decay,
                           const Tensor& beta) {
     const int64_t heads = a.cols();
-    check(a.rank == 2 && a.shape == b.shape && a.shape == log_decay.shape &&
-              a.shape == beta.shape && bias.elements() == heads && rate.elements() == heads,
-          "delta_gates: shapes");
+    check_delta_gates(a, b, bias, rate, log_decay, beta);
     if (ex.planning() || a.elements() == 0) return;
     const double elements = static_cast<double>(a.elements());
     const Timed timed(*this, "delta_gates", 10 * elements, 16 * elements);

@@ -2,6 +2,7 @@
 
 #include "backends/cuda/rows/copy.cuh"
 #include "backends/cuda/rows/row_map.h"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -98,15 +99,8 @@ void CudaOps::copy(Exec& ex, const Tensor& from, const Tensor& to) {
 }
 
 void CudaOps::concat(Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out) {
-    check(a.rank == b.rank && a.rank == out.rank && axis >= 0 && axis < a.rank, "concat: axes");
-    check(a.dtype == b.dtype && a.dtype == out.dtype && !is_block_format(a.dtype),
-          "concat: formats");
+    check_concat(a, b, axis, out);
     const auto joined = static_cast<size_t>(axis);
-    for (size_t i = 0; i < 4; ++i) {
-        const bool fits = i == joined ? a.shape[i] + b.shape[i] == out.shape[i]
-                                      : a.shape[i] == out.shape[i] && b.shape[i] == out.shape[i];
-        check(fits, "concat: shapes");
-    }
     if (ex.planning() || out.elements() == 0) return;
     const Timed timed(*this, "concat", 0, 2 * rows::bytes_of(out));
     Tensor first = out, second = out;

@@ -6,6 +6,7 @@
 
 #include "backends/cuda/rows/rope.cuh"
 #include "backends/cuda/rows/row_map.h"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -40,11 +41,7 @@ void CudaOps::rope(Exec& ex,
                    const Tensor& positions,
                    const Tensor& freq_factors,
                    const RopeParams& params) {
-    check(x.rank == 3 && positions.rows() == x.rows() && positions.contiguous() &&
-              (positions.rank == 1 || positions.cols() == 3),
-          "rope: shapes");
-    check(params.rotary % 2 == 0 && params.rotary <= x.cols(), "rope: rotary size");
-    check(freq_factors.absent() || freq_factors.elements() == params.rotary / 2, "rope: factors");
+    check_rope(x, positions, freq_factors, params);
     if (ex.planning() || x.elements() == 0 || params.rotary == 0) return;
     const auto elements = static_cast<double>(x.elements());
     const Timed timed(*this, "rope", 3 * elements, 8 * elements);

@@ -1,0 +1,125 @@
+#include "ops/checks.h"
+
+namespace tessera {
+
+void check_rope(const Tensor& x,
+                const Tensor& positions,
+                const Tensor& freq_factors,
+                const RopeParams& params,
+                const Caller& where) {
+    check(x.rank == 3 && positions.rows() == x.rows() && positions.contiguous() &&
+              (positions.rank == 1 || positions.cols() == 3),
+          "rope: shapes", where);
+    check(params.rotary % 2 == 0 && params.rotary <= x.cols(), "rope: rotary size", where);
+    check(freq_factors.absent() || freq_factors.elements() == params.rotary / 2, "rope: factors",
+          where);
+}
+
+void check_concat(
+    const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out, const Caller& where) {
+    check(a.rank == b.rank && a.rank == out.rank && axis >= 0 && axis < a.rank, "concat: axes",
+          where);
+    check(a.dtype == b.dtype && a.dtype == out.dtype && !is_block_format(a.dtype),
+          "concat: formats", where);
+    const auto joined = static_cast<size_t>(axis);
+    for (size_t i = 0; i < 4; ++i) {
+        const bool fits = i == joined ? a.shape[i] + b.shape[i] == out.shape[i]
+                                      : a.shape[i] == out.shape[i] && b.shape[i] == out.shape[i];
+        check(fits, "concat: shapes", where);
+    }
+}
+
+bool dense_slots(const Tensor& part) {
+    if (part.rank == 4)
+        return part.stride[2] == part.shape[3] && part.stride[1] == part.shape[2] * part.shape[3];
+    return part.rank == 3 && part.stride[1] == part.shape[2];
+}
+
+void check_recurrent_batch(const Batch& batch, int64_t rows, const Caller& where) {
+    const int64_t sequences = batch.sequence_count();
+    check(batch.positions.rows() == rows && batch.slots.rows() == sequences, "recurrence: batch",
+          where);
+    check(batch.save_slots.absent() ||
+              (batch.save_slots.rows() == sequences && batch.save_positions.rows() == sequences),
+          "recurrence: saves", where);
+    check(!batch.tentative || batch.prompt_rows == 0, "recurrence: tentative prompt rows", where);
+}
+
+void check_causal_conv(const Tensor& u,
+                       const Tensor& taps,
+                       const RecurrentView& memory,
+                       const Tensor& out,
+                       const Caller& where) {
+    const int64_t channels = u.cols(), width = taps.cols();
+    check(u.rank == 2 && out.rank == 2 && out.shape == u.shape && taps.rows() == channels &&
+              taps.contiguous() && width >= 2 && width <= 8,
+          "causal_conv: shapes", where);
+    check(memory.conv.shape[1] == channels && memory.conv.shape[2] == width - 1 &&
+              dense_slots(memory.conv),
+          "causal_conv: memory", where);
+}
+
+void check_delta_gates(const Tensor& a,
+                       const Tensor& b,
+                       const Tensor& bias,
+                       const Tensor& rate,
+                       const Tensor& log_decay,
+                       const Tensor& beta,
+                       const Caller& where) {
+    const int64_t heads = a.cols();
+    check(a.rank == 2 && a.shape == b.shape && a.shape == log_decay.shape &&
+              a.shape == beta.shape && bias.elements() == heads && rate.elements() == heads,
+          "delta_gates: shapes", where);
+}
+
+void check_delta_rule(const Tensor& q,
+                      const Tensor& k,
+                      const Tensor& v,
+                      const Tensor& log_decay,
+                      const Tensor& beta,
+                      const RecurrentView& memory,
+                      const Tensor& out,
+                      const Caller& where) {
+    const int64_t rows = q.rows(), heads = v.shape[1];
+    check(q.rank == 3 && k.rank == 3 && v.rank == 3 && q.shape == k.shape && out.shape == v.shape &&
+              v.rows() == rows && heads % q.shape[1] == 0,
+          "gated_delta_rule: shapes", where);
+    check(log_decay.shape == beta.shape && log_decay.rows() == rows && log_decay.cols() == heads,
+          "gated_delta_rule: gates", where);
+    check(memory.state.shape[1] == heads && memory.state.shape[2] == v.shape[2] &&
+              memory.state.shape[3] == q.shape[2] && dense_slots(memory.state),
+          "gated_delta_rule: memory", where);
+}
+
+void check_route(const Tensor& logits,
+                 const Tensor& bias,
+                 const Tensor& ids,
+                 const Tensor& weights,
+                 const Caller& where) {
+    const int64_t rows = logits.rows(), experts = logits.cols(), choices = ids.cols();
+    check(ids.rank == 2 && ids.dtype == DType::kI32 && ids.rows() == rows && choices <= experts &&
+              weights.rows() == rows && weights.cols() == choices,
+          "route: shapes", where);
+    check(bias.absent() || bias.elements() == experts, "route: bias", where);
+}
+
+void check_linear_experts(const GemmInput& x,
+                          const ExpertWork& work,
+                          const Weight& weight,
+                          const Tensor& out,
+                          const Caller& where) {
+    const int64_t pairs = work.pairs.rows();
+    check(x.cols == weight.cols && (x.rows == pairs || x.rows * work.choices == pairs) &&
+              out.rank == 2 && out.rows() == pairs && out.cols() == weight.rows &&
+              work.starts.rows() == weight.experts + 1,
+          "linear_experts: shapes", where);
+}
+
+void check_combine(const Tensor& y, const Tensor& weights, const Tensor& out, const Caller& where) {
+    const int64_t rows = weights.rows();
+    check(weights.rank == 2 && y.rows() == rows * weights.cols() && out.rows() == rows &&
+              out.cols() == y.cols(),
+          "combine: shapes", where);
+}
+
+}  // namespace tessera
