@@ -100,6 +100,8 @@ std::optional<std::string_view> foreign_command_hint(std::string_view name);
 /// A whole number in [least, most]; "1k" style suffixes are not numbers.
 int64_t parse_integer(const Occurrence& given, int64_t least, int64_t most);
 double parse_real(const Occurrence& given, double least, double most);
+/// ASCII letters in lower case.
+std::string lower_case(std::string_view text);
 /// 1 on enabled true yes / 0 off disabled false no.
 bool parse_switch(const Occurrence& given);
 /// "512", "512,1024", "128-512", "0-4096+1024", "128-2048*2", mixed with commas.

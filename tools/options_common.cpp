@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cctype>
+#include <optional>
 
 #include "tools/options_table.h"
 
@@ -34,10 +34,13 @@ const NamedValues<ActPolicy>& act_policies() {
 
 namespace {
 
-std::string lower(std::string_view text) {
-    std::string out(text);
-    for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    return out;
+/// "cuda1" for "CUDA1"; nothing for what does not name a card by its number.
+std::optional<std::string> numbered_card(std::string_view text) {
+    constexpr std::string_view kPrefix = "cuda";
+    std::string name = lower_case(text);
+    const bool numbered = name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
+                          name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
+    return numbered ? std::optional(std::move(name)) : std::nullopt;
 }
 
 }  // namespace
@@ -46,10 +49,8 @@ Option backend_row(const Row& row, std::string& target) {
     Option option = make_row(row, target);
     option.choices = {"auto", "cpu", "cuda", "reference"};
     option.set = [&target, known = option.choices](const Occurrence& given) {
-        const std::string text = lower(given.text);
-        const bool numbered = text.starts_with("cuda") && text.size() > 4 &&
-                              text.find_first_not_of("0123456789", 4) == std::string::npos;
-        target = numbered ? text : known[parse_choice(given, known)];
+        const auto card = numbered_card(given.text);
+        target = card ? *card : known[parse_choice(given, known)];
     };
     return option;
 }
@@ -138,15 +139,13 @@ Option device_row(BackendOptions& backend) {
                               "CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none"},
                              "");
     option.set = [&backend](const Occurrence& given) {
-        const std::string text = lower(given.text);
-        const bool card = text.starts_with("cuda") && text.size() > 4 &&
-                          text.find_first_not_of("0123456789", 4) == std::string::npos;
-        if (!card && text != "none")
+        const auto card = numbered_card(given.text);
+        if (!card && lower_case(given.text) != "none")
             throw UserError(
                 ExitCode::kUsage,
                 fmt::format("{}: unknown device '{}' (one of CUDA0, CUDA1, ... or none)",
                             given.where, given.text));
-        backend.name = card ? text : "cpu";
+        backend.name = card.value_or("cpu");
     };
     return option;
 }

@@ -86,10 +86,14 @@ double parse_real(const Occurrence& given, double least, double most) {
     return value;
 }
 
+std::string lower_case(std::string_view text) {
+    std::string out(text);
+    for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return out;
+}
+
 bool parse_switch(const Occurrence& given) {
-    std::string text(given.text);
-    std::transform(text.begin(), text.end(), text.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string text = lower_case(given.text);
     for (const char* word : {"1", "on", "enabled", "true", "yes"})
         if (text == word) return true;
     for (const char* word : {"0", "off", "disabled", "false", "no"})
@@ -122,13 +126,8 @@ std::vector<int64_t> parse_integer_list(const Occurrence& given, int64_t least, 
 }
 
 size_t parse_choice(const Occurrence& given, std::span<const std::string> known) {
-    const auto lower = [](std::string_view text) {
-        std::string out(text);
-        for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-        return out;
-    };
     for (size_t i = 0; i < known.size(); ++i)
-        if (lower(known[i]) == lower(given.text)) return i;
+        if (lower_case(known[i]) == lower_case(given.text)) return i;
     const std::vector<std::string_view> views(known.begin(), known.end());
     const std::string near = nearest_name(given.text, views);
     const std::string list = fmt::format("{}", fmt::join(known, ", "));

@@ -38,17 +38,12 @@ void Engine::Impl::follow_prompts(Arena& arena,
     const Tensor states = arena.allocate(DType::kF32, {sequences + rows, width});
     const Tensor shifted = arena.allocate(DType::kF32, {rows, width});
     ops->copy(ex, hidden.slice_rows(0, rows), states.slice_rows(sequences, rows));
+    const Tensor zeros = ops->stage(ex, make_tensor(buffers.zeros.data(), DType::kF32, {1, width}));
     for (int64_t i = 0; i < sequences; ++i) {
         const Segment& segment = pass.segments[static_cast<size_t>(i)];
         const Sequence& sequence = *inputs[static_cast<size_t>(segment.input)].sequence;
         const Tensor first = states.slice_rows(i, 1);
-        if (segment.position == 0) {
-            ops->copy(ex,
-                      ops->stage(ex, make_tensor(buffers.zeros.data(), DType::kF32, {1, width})),
-                      first);
-        } else {
-            ops->copy(ex, recent_rows(sequence, 0, 1), first);
-        }
+        ops->copy(ex, segment.position == 0 ? zeros : recent_rows(sequence, 0, 1), first);
         buffers.shift.push_back(static_cast<int32_t>(i));
         for (int32_t j = 1; j < segment.count; ++j)
             buffers.shift.push_back(static_cast<int32_t>(sequences) + row + j - 1);

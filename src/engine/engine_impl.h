@@ -98,6 +98,10 @@ struct Engine::Impl {
     void prepare_options();
     void check_kv_types() const;
     int64_t kv_bytes_per_token() const;
+    Tensor pages_of(const KvSpec& spec, DType type, std::byte* memory) const;
+    std::vector<KvView> planned_kv() const;
+    Tensor planned_integers(Exec& ex, int64_t count);
+    Batch planned_batch(Exec& ex, int64_t rows, int64_t sequences, int64_t outputs);
     int64_t plan_pass(int32_t rows, int32_t prompt_rows);
     int64_t plan_guess();
     size_t plan_arena();

@@ -73,51 +73,63 @@ int64_t Engine::Impl::kv_bytes_per_token() const {
     return bytes;
 }
 
+/// One layer's pages of keys or values at `memory`, which is null while planning.
+Tensor Engine::Impl::pages_of(const KvSpec& spec, DType type, std::byte* memory) const {
+    return make_tensor(
+        memory, type,
+        {pages_per_sequence * options.sequences, spec.kv_heads, kPageTokens, spec.head_size});
+}
+
+std::vector<KvView> Engine::Impl::planned_kv() const {
+    std::vector<KvView> planned;
+    for (const KvSpec& spec : model->kv_layers())
+        planned.push_back(
+            {pages_of(spec, options.type_k, nullptr), pages_of(spec, options.type_v, nullptr)});
+    return planned;
+}
+
+Tensor Engine::Impl::planned_integers(Exec& ex, int64_t count) {
+    return ops->stage(ex, make_tensor(nullptr, DType::kI32, {count}));
+}
+
+/// The batch of a pass, staged as a run stages it.
+Batch Engine::Impl::planned_batch(Exec& ex, int64_t rows, int64_t sequences, int64_t outputs) {
+    return {.tokens = planned_integers(ex, rows),
+            .positions = planned_integers(ex, rows),
+            .seq_start = planned_integers(ex, sequences + 1),
+            .page_table =
+                ops->stage(ex, make_tensor(nullptr, DType::kI32, {sequences, pages_per_sequence})),
+            .outputs = planned_integers(ex, outputs),
+            .prompt_rows = ex.prompt_rows,
+            .prompt_outputs = ex.prompt_rows,
+            .max_visible = options.context};
+}
+
 /// Arena that a pass of prompt rows, of generated rows or of both needs, by running it without
 /// memory.
 int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
-    std::vector<KvView> planned_kv;
-    for (const KvSpec& spec : model->kv_layers()) {
-        const int64_t pages = int64_t{pages_per_sequence} * options.sequences;
-        planned_kv.push_back({make_tensor(nullptr, options.type_k,
-                                          {pages, spec.kv_heads, kPageTokens, spec.head_size}),
-                              make_tensor(nullptr, options.type_v,
-                                          {pages, spec.kv_heads, kPageTokens, spec.head_size})});
-    }
-    const Memory planned{.kv = planned_kv, .recurrent = pool->views()};
+    const std::vector<KvView> pages = planned_kv();
+    const Memory planned{.kv = pages, .recurrent = pool->views()};
     Arena arena(nullptr, 0);
     Exec ex{.arena = arena, .prompt_rows = prompt_rows};
     const int64_t sequences = std::min(options.sequences, rows);
     const int64_t vocab = model->info().vocab, width = model->info().width;
-    const auto integers = [&](int64_t count) {
-        return ops->stage(ex, make_tensor(nullptr, DType::kI32, {count}));
-    };
-    const Batch batch = {.tokens = integers(rows),
-                         .positions = integers(rows),
-                         .seq_start = integers(sequences + 1),
-                         .page_table = ops->stage(ex, make_tensor(nullptr, DType::kI32,
-                                                                  {sequences, pages_per_sequence})),
-                         .outputs = integers(rows),
-                         .prompt_rows = prompt_rows,
-                         .prompt_outputs = prompt_rows,
-                         .max_visible = options.context,
-                         .slots = integers(sequences),
-                         .save_slots = integers(sequences),
-                         .save_positions = integers(sequences),
-                         .tentative = false};
-    if (drafting()) integers(rows);  // the rows whose logits are wanted
+    Batch batch = planned_batch(ex, rows, sequences, rows);
+    for (Tensor* part : {&batch.slots, &batch.save_slots, &batch.save_positions})
+        *part = planned_integers(ex, sequences);
+    if (drafting()) planned_integers(ex, rows);  // the rows whose logits are wanted
     const Tensor hidden = model->forward(*ops, ex, batch, planned);
     if (drafting()) {
         Scope scope(arena);
         const Tensor states = arena.allocate(DType::kF32, {sequences + rows, width});
         const Tensor shifted = arena.allocate(DType::kF32, {rows, width});
         ops->stage(ex, make_tensor(nullptr, DType::kF32, {1, width}));
-        ops->gather_rows(ex, states, integers(rows), shifted);
+        ops->gather_rows(ex, states, planned_integers(ex, rows), shifted);
         const Tensor guess = model->draft(*ops, ex, batch, shifted, planned);
         model->draft_logits(*ops, ex, guess.slice_rows(0, sequences),
                             make_tensor(nullptr, DType::kF32, {sequences, vocab}));
         for (const RecurrentView& view : pool->views())
-            ops->accept_recurrent(ex, integers(1), integers(1), view);
+            ops->accept_recurrent(ex, planned_integers(ex, 1), planned_integers(ex, 1), view);
     }
     const Tensor wanted = arena.allocate(DType::kF32, {drafting() ? rows : 0, width});
     model->logits(*ops, ex, drafting() ? wanted : hidden,
@@ -127,37 +139,16 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
 
 /// Arena for a guess of all sequences at once, each with every state that may wait for the block.
 int64_t Engine::Impl::plan_guess() {
-    const int64_t rows = int64_t{options.sequences} * (kRecentRows + options.draft_max);
-    const int64_t sequences = options.sequences, width = model->info().width;
-    std::vector<KvView> planned_kv;
-    for (const KvSpec& spec : model->kv_layers()) {
-        const auto layer = [&](DType type) {
-            return make_tensor(
-                nullptr, type,
-                {pages_per_sequence * sequences, spec.kv_heads, kPageTokens, spec.head_size});
-        };
-        planned_kv.push_back({layer(options.type_k), layer(options.type_v)});
-    }
+    const int64_t sequences = options.sequences, vocab = model->info().vocab;
+    const int64_t rows = sequences * (kRecentRows + options.draft_max);
+    const std::vector<KvView> pages = planned_kv();
     Arena arena(nullptr, 0);
     Exec ex{.arena = arena, .prompt_rows = 0};
-    const auto integers = [&](int64_t count) {
-        return ops->stage(ex, make_tensor(nullptr, DType::kI32, {count}));
-    };
-    const Tensor hidden = arena.allocate(DType::kF32, {rows, width});
-    const Batch batch = {.tokens = integers(rows),
-                         .positions = integers(rows),
-                         .seq_start = integers(sequences + 1),
-                         .page_table = ops->stage(ex, make_tensor(nullptr, DType::kI32,
-                                                                  {sequences, pages_per_sequence})),
-                         .outputs = integers(sequences),
-                         .prompt_rows = 0,
-                         .prompt_outputs = 0,
-                         .max_visible = options.context};
+    const Tensor hidden = arena.allocate(DType::kF32, {rows, int64_t{model->info().width}});
+    const Batch batch = planned_batch(ex, rows, sequences, sequences);
     const Tensor guess =
-        model->draft(*ops, ex, batch, hidden, {.kv = planned_kv, .recurrent = pool->views()});
-    model->draft_logits(
-        *ops, ex, guess,
-        make_tensor(nullptr, DType::kF32, {sequences, int64_t{model->info().vocab}}));
+        model->draft(*ops, ex, batch, hidden, {.kv = pages, .recurrent = pool->views()});
+    model->draft_logits(*ops, ex, guess, make_tensor(nullptr, DType::kF32, {sequences, vocab}));
     return static_cast<int64_t>(arena.peak_bytes());
 }
 
@@ -211,8 +202,8 @@ void Engine::Impl::make_kv() {
     for (const KvSpec& spec : model->kv_layers()) {
         const auto layer = [&](DType type) {
             const int64_t values = pages * spec.kv_heads * kPageTokens * spec.head_size;
-            std::byte* memory = ops->allocate(static_cast<size_t>(dtype_bytes(type, values)));
-            return make_tensor(memory, type, {pages, spec.kv_heads, kPageTokens, spec.head_size});
+            return pages_of(spec, type,
+                            ops->allocate(static_cast<size_t>(dtype_bytes(type, values))));
         };
         const Tensor keys = layer(options.type_k);
         kv.push_back({keys, layer(options.type_v)});
