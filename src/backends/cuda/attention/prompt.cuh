@@ -1,109 +1,36 @@
 #pragma once
-// Attention of prompt rows on tensor cores, after FlashAttention-2 (arXiv 2307.08691). A block
-// takes one kv head and 64 query columns of one sequence, column c being head c % group of token c
-// / group; a warp takes 16 of them. Pages of 64 keys go by in rising order, with a running maximum
-// and total a column. Values of a page come in beside its scores, keys of the next page beside its
-// sums. Operands are 16 bits wide: the cache's own f16 or bf16 copied as it stands, anything else
-// rounded to bf16. f16 queries are first scaled by a power of two into [-2, 2), so that none
-// overflows.
-// Bound: 4 * d products a visible (query, key) pair on tensor cores.
+// Attention of prompt rows on tensor cores, after FlashAttention-2 (arXiv
+// 2307.08691). A block takes one kv head and 64 query columns of one sequence,
+// column c being head c % group of token c / group; a warp takes 16 of them.
+// Pages of 64 keys go by in rising order, with a running maximum and total a
+// column. Values of a page come in beside its scores, keys of the next page
+// beside its sums. Operands are 16 bits wide: the cache's own f16 or bf16
+// copied as it stands, anything else rounded to bf16. f16 queries are first
+// scaled by a power of two into [-2, 2), so that none overflows. Bound: 4 * d
+// products a visible (query, key) pair on tensor cores.
 //
-// A column's result depends on nothing but the column: pages lie at absolute positions, and a page
-// that the column does not see leaves maximum, total and sums as they were, bit for bit (the factor
-// is exp2(0) = 1, the probabilities are 0, keys and values that nobody in the block sees are
-// zeros). Scores are rounded before use so that no fused form of them can arise on one path alone.
+// A column's result depends on nothing but the column: pages lie at absolute
+// positions, and a page that the column does not see leaves maximum, total and
+// sums as they were, bit for bit (the factor is exp2(0) = 1, the probabilities
+// are 0, keys and values that nobody in the block sees are zeros). Scores are
+// rounded before use so that no fused form of them can arise on one path alone.
 
 #include <cstdint>
 
-#include "backends/cuda/attention/pages.cuh"
+#include "backends/cuda/attention/prompt_tile.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/mma_f16.cuh"
 
 namespace tessera::cuda {
 
-constexpr int32_t kTileColumns = 64;
-constexpr int32_t kPromptThreads = 128;
-
-/// What the tensor cores multiply: the cache's bytes, or its values rounded to bf16.
-enum class TileOperands { kBF16, kF16, kConverted };
-
-struct PromptArgs {
-    const float* q;  ///< [T, H, d]
-    int64_t q_row_stride, q_head_stride;
-    bool q_aligned;  ///< eight elements are two aligned float4
-    BatchView batch;
-    Pages keys, values;
-    int32_t prompt_rows, kv_heads, group, head_size;
-    int32_t window;
-    float scale, softcap;
-    const float* sinks;  ///< by query head; null: none
-    float* out;
-    int64_t out_stride;
-    bool out_aligned;  ///< two elements are one aligned float2
+/// What a lane keeps of the two rows g and g + 8 of its warp's columns.
+struct RowState {
+    int32_t position[2];
+    float factor[2];
+    float largest[2];  ///< score in powers of 2
+    float total[2];    ///< of this lane's keys
 };
-
-/// Shared memory of a block. Rows of a matrix are kHeadSize long, in pieces of eight elements;
-/// piece p of row r stands at place p ^ (r % 8), which spreads a column of pieces over all banks.
-template <int32_t kHeadSize>
-struct PromptShared {
-    uint16_t queries[kTileColumns * kHeadSize];
-    uint16_t keys[kPageTokens * kHeadSize];
-    uint16_t values[kPageTokens * kHeadSize];
-    float factors[kTileColumns];      ///< score = product * factor, in powers of 2
-    int32_t positions[kTileColumns];  ///< -1: no such column
-};
-
-template <int32_t kHeadSize>
-__host__ __device__ constexpr int32_t tile_place(int32_t row, int32_t piece) {
-    return row * kHeadSize + (piece ^ (row % 8)) * 8;
-}
-
-/// Columns [first_column, columns) of a sequence whose first row is first_row.
-struct PromptTile {
-    int32_t sequence, first_row, columns, first_column;
-};
-
-/// The tile with this number; columns = 0 behind the last. All lanes of a warp together.
-__device__ __forceinline__ PromptTile find_tile(const PromptArgs& args, int32_t index) {
-    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const int32_t sequences = args.batch.sequences;
-    for (int32_t base = 0; base < sequences; base += 32) {
-        const int32_t first = min(base + lane, sequences), last = min(first + 1, sequences);
-        const int32_t begin = min(args.batch.seq_start[first], args.prompt_rows);
-        const int32_t columns =
-            (min(args.batch.seq_start[last], args.prompt_rows) - begin) * args.group;
-        int32_t passed = (columns + kTileColumns - 1) / kTileColumns;
-        const int32_t tiles = passed;
-#pragma unroll
-        for (int32_t offset = 1; offset < 32; offset *= 2) {
-            const int32_t before = __shfl_up_sync(0xffffffffu, passed, offset);
-            if (lane >= offset) passed += before;
-        }
-        const int32_t owner = __popc(__ballot_sync(0xffffffffu, passed <= index));
-        if (owner < 32) {
-            const int32_t own_index = index - __shfl_sync(0xffffffffu, passed - tiles, owner);
-            return {base + owner, __shfl_sync(0xffffffffu, begin, owner),
-                    __shfl_sync(0xffffffffu, columns, owner), own_index * kTileColumns};
-        }
-        index -= __shfl_sync(0xffffffffu, passed, 31);
-    }
-    return {0, 0, 0, 0};
-}
-
-template <bool kHalf>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-    if constexpr (kHalf)
-        return pack_f16(low, high);
-    else
-        return pack_bf16(low, high);
-}
-
-template <bool kHalf>
-__device__ __forceinline__ uint4 pack_eight(const float (&x)[8]) {
-    return {pack_pair<kHalf>(x[0], x[1]), pack_pair<kHalf>(x[2], x[3]),
-            pack_pair<kHalf>(x[4], x[5]), pack_pair<kHalf>(x[6], x[7])};
-}
 
 template <bool kHalf>
 __device__ __forceinline__ void multiply(float (&c)[4],
@@ -117,146 +44,8 @@ __device__ __forceinline__ void multiply(float (&c)[4],
         mma_bf16(c, a, b);
 }
 
-/// Eight elements of a query from `element` on; zeros behind its end.
-__device__ __forceinline__ void load_query(const PromptArgs& args,
-                                           const float* query,
-                                           int32_t element,
-                                           float (&out)[8]) {
-    if (args.q_aligned && element < args.head_size) {
-        const auto* source = reinterpret_cast<const float4*>(query + element);
-        const float4 low = source[0], high = source[1];
-        out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
-        out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
-    } else {
-#pragma unroll
-        for (int32_t i = 0; i < 8; ++i)
-            out[i] = element + i < args.head_size ? query[element + i] : 0.0f;
-    }
-}
-
-/// The queries of the tile and what belongs to them; each warp loads the rows that it uses.
-template <int32_t kHeadSize, bool kHalf>
-__device__ __forceinline__ void load_queries(const PromptArgs& args,
-                                             const PromptTile& tile,
-                                             int32_t kv_head,
-                                             PromptShared<kHeadSize>& shared) {
-    constexpr int32_t kPieces = kHeadSize / 8;
-    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const int32_t piece = lane % kPieces;
-    for (int32_t i = 0; i < 16; i += 32 / kPieces) {
-        const int32_t row = static_cast<int32_t>(threadIdx.x / 32) * 16 + i + lane / kPieces;
-        const int32_t column = tile.first_column + row;
-        const bool live = column < tile.columns;
-        const int32_t token = tile.first_row + column / args.group;
-        float x[8] = {};
-        if (live) {
-            const int64_t head = int64_t{kv_head} * args.group + column % args.group;
-            load_query(args, args.q + token * args.q_row_stride + head * args.q_head_stride,
-                       piece * 8, x);
-        }
-        float factor = args.scale;
-        if constexpr (kHalf) {
-            float largest = 0.0f;
-#pragma unroll
-            for (int32_t j = 0; j < 8; ++j) largest = fmaxf(largest, fabsf(x[j]));
-#pragma unroll
-            for (int32_t offset = kPieces / 2; offset > 0; offset /= 2)
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-            // The exponent of the largest, kept where it and its negative are normal numbers.
-            const uint32_t exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
-            const float down = __uint_as_float((254u - exponent) << 23);
-            factor *= __uint_as_float(exponent << 23);
-#pragma unroll
-            for (int32_t j = 0; j < 8; ++j) x[j] *= down;
-        }
-        *reinterpret_cast<uint4*>(shared.queries + tile_place<kHeadSize>(row, piece)) =
-            pack_eight<kHalf>(x);
-        if (piece == 0) {
-            shared.factors[row] = factor;
-            shared.positions[row] = live ? args.batch.positions[token] : -1;
-        }
-    }
-}
-
-/// Keys [begin, end) that some column of the block sees, and how to find them.
-struct PromptKeys {
-    int32_t begin, end;
-    const int32_t* table;
-    int64_t kv_head;
-};
-
-template <int32_t kHeadSize, PageFormat kFormat>
-__device__ __forceinline__ void convert_page(
-    const Pages& pages, const uint8_t* source, int32_t head_size, int2 live, uint16_t* tile) {
-    constexpr int32_t kPieces = kHeadSize / 8;
-    constexpr int32_t kTurns = kPageTokens * kPieces / kPromptThreads;
-    constexpr int32_t kAtOnce = kHeadSize > 128 ? 2 : 4;  // bounded by registers
-#pragma unroll 1
-    for (int32_t turn = 0; turn < kTurns; turn += kAtOnce) {
-        Eight<kFormat> raw[kAtOnce];
-#pragma unroll
-        for (int32_t i = 0; i < kAtOnce; ++i) {
-            const int32_t at = (turn + i) * kPromptThreads + static_cast<int32_t>(threadIdx.x);
-            const int32_t row = at / kPieces, piece = at % kPieces;
-            raw[i] = {};
-            if (row >= live.x && row < live.y && piece * 8 < head_size)
-                raw[i].load(pages, source + row * pages.row_bytes, piece, head_size);
-        }
-#pragma unroll
-        for (int32_t i = 0; i < kAtOnce; ++i) {
-            const int32_t at = (turn + i) * kPromptThreads + static_cast<int32_t>(threadIdx.x);
-            float x[8];
-            raw[i].unpack(x);
-            *reinterpret_cast<uint4*>(tile + tile_place<kHeadSize>(at / kPieces, at % kPieces)) =
-                pack_eight<false>(x);
-        }
-    }
-}
-
-/// Page `index` of the sequence into a tile; zeros for keys that nobody sees. Copies as they stand
-/// are under way when this returns.
-template <int32_t kHeadSize, TileOperands kOperands>
-__device__ __forceinline__ void load_page(
-    const Pages& pages, const PromptKeys& keys, int32_t index, int32_t head_size, uint16_t* tile) {
-    const uint8_t* source = pages.head(keys.table[index], keys.kv_head);
-    const int2 live = {keys.begin - index * kPageTokens, keys.end - index * kPageTokens};
-    if constexpr (kOperands != TileOperands::kConverted) {
-        constexpr int32_t kPieces = kHeadSize / 8;
-#pragma unroll 4
-        for (int32_t at = static_cast<int32_t>(threadIdx.x); at < kPageTokens * kPieces;
-             at += kPromptThreads) {
-            const int32_t row = at / kPieces, piece = at % kPieces;
-            const bool wanted = row >= live.x && row < live.y && piece * 8 < head_size;
-            copy_16(tile + tile_place<kHeadSize>(row, piece),
-                    wanted ? source + row * pages.row_bytes + piece * 16 : pages.data,
-                    wanted ? 16u : 0u);
-        }
-        commit_copies();
-    } else if (!pages.aligned) {
-        convert_page<kHeadSize, PageFormat::kAny>(pages, source, head_size, live, tile);
-    } else if (pages.format == PageFormat::kF32) {
-        convert_page<kHeadSize, PageFormat::kF32>(pages, source, head_size, live, tile);
-    } else if (pages.format == PageFormat::kQ8_0) {
-        convert_page<kHeadSize, PageFormat::kQ8_0>(pages, source, head_size, live, tile);
-    } else if (pages.format == PageFormat::kF8) {
-        convert_page<kHeadSize, PageFormat::kF8>(pages, source, head_size, live, tile);
-    } else if (pages.format == PageFormat::kF16) {
-        convert_page<kHeadSize, PageFormat::kF16>(pages, source, head_size, live, tile);
-    } else {
-        convert_page<kHeadSize, PageFormat::kBF16>(pages, source, head_size, live, tile);
-    }
-}
-
-/// What a lane keeps of the two rows g and g + 8 of its warp's columns.
-struct RowState {
-    int32_t position[2];
-    float factor[2];
-    float largest[2];  ///< score in powers of 2
-    float total[2];    ///< of this lane's keys
-};
-
-/// scores (8 fragments of 8 keys) = queries keys^T. Unrolled in full, the largest heads would run
-/// out of registers.
+/// scores (8 fragments of 8 keys) = queries keys^T. Unrolled in full, the
+/// largest heads would run out of registers.
 template <int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& shared,
                                               int32_t head_size,
@@ -284,7 +73,8 @@ __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& sha
     }
 }
 
-/// Products to scores in powers of 2; -inf where `masked` and the column does not see the key.
+/// Products to scores in powers of 2; -inf where `masked` and the column does
+/// not see the key.
 __device__ __forceinline__ void finish_scores(const PromptArgs& args,
                                               const RowState& state,
                                               int32_t first_key,
@@ -315,8 +105,8 @@ __device__ __forceinline__ void finish_scores(const PromptArgs& args,
         }
 }
 
-/// Scores to exp2(score - new maximum); total to match. Returns what the sums must be multiplied
-/// by.
+/// Scores to exp2(score - new maximum); total to match. Returns what the sums
+/// must be multiplied by.
 __device__ __forceinline__ float2 advance_softmax(RowState& state, float (&scores)[8][4]) {
     float factors[2];
 #pragma unroll
@@ -417,7 +207,8 @@ __device__ __forceinline__ void write_tile(const PromptArgs& args,
     }
 }
 
-/// Lowest and highest position of the tile's columns. Every warp finds them for itself.
+/// Lowest and highest position of the tile's columns. Every warp finds them for
+/// itself.
 __device__ __forceinline__ int2 position_range(const int32_t* positions) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t a = positions[lane], b = positions[lane + 32];
@@ -437,8 +228,8 @@ __global__ void __launch_bounds__(kPromptThreads, kHeadSize > 64 ? 2 : 3)
     constexpr bool kHalf = kOperands == TileOperands::kF16;
     auto& shared = *reinterpret_cast<PromptShared<kHeadSize>*>(dynamic_shared());
     const auto kv_head = static_cast<int32_t>(blockIdx.x) % args.kv_heads;
-    // Late tiles see the most keys: they start first, so that none of them is left alone at the
-    // end.
+    // Late tiles see the most keys: they start first, so that none of them is
+    // left alone at the end.
     const auto blocks_behind = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);
     const PromptTile tile = find_tile(args, blocks_behind / args.kv_heads);
     if (tile.columns == 0) return;
@@ -471,7 +262,8 @@ __global__ void __launch_bounds__(kPromptThreads, kHeadSize > 64 ? 2 : 3)
     load_page<kHeadSize, kOperands>(args.keys, keys, page, args.head_size, shared.keys);
     for (; page <= last_page; ++page) {
         wait_copies<0>();
-        __syncthreads();  // keys are there; nobody reads the last page's values any more
+        __syncthreads();  // keys are there; nobody reads the last page's values any
+                          // more
         load_page<kHeadSize, kOperands>(args.values, keys, page, args.head_size, shared.values);
         float scores[8][4];
         multiply_keys<kHeadSize, kHalf>(shared, args.head_size, scores);
