@@ -13,6 +13,7 @@
 
 #    include <immintrin.h>
 
+#    include "backends/cpu/isa/attention_amx_values.h"
 #    include "backends/cpu/isa/attention_kernels.h"
 #    include "backends/cpu/isa/rows_vector.h"
 #    include "backends/cpu/isa/tiles_amx.h"
@@ -38,17 +39,22 @@ constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
 /// Thread scratch: Q^T tiles [half][step][16 pairs][16], S^T [page][half][64][16], P^T
-/// [half][page][32][16].
+/// [half][page][32][16], and room for other V^T [page][head_size][64].
 struct Scratch {
     std::byte* queries;
     float* scores;
     std::byte* weights;
+    std::byte* values;
     int32_t steps;  // of 32 dims
 
     Scratch(std::byte* base, int32_t head_size)
-        : queries(base), scores(nullptr), weights(nullptr), steps(head_size / 32) {
+        : queries(base), scores(nullptr), weights(nullptr), values(nullptr), steps(head_size / 32) {
         scores = reinterpret_cast<float*>(base + kHalves * steps * kTileBytes);
         weights = reinterpret_cast<std::byte*>(scores + kBatch * kHalves * kKeys * kLanes);
+        values = weights + kBatch * kHalves * 2 * kTileBytes;
+    }
+    std::byte* values_of(int32_t slot) const {
+        return values + int64_t{slot} * 32 * steps * kKeys * 2;
     }
     float* scores_of(int32_t slot, int32_t half) const {
         return scores + (slot * kHalves + half) * kKeys * kLanes;
@@ -80,7 +86,8 @@ int64_t state_floats(int32_t head_size) {
 
 int64_t scratch_bytes(int32_t head_size) {
     const int64_t page = kKeys * kLanes * 4 + kKeys * kLanes * 2;
-    return kHalves * (head_size / 32 * kTileBytes + kBatch * page);
+    return kHalves * (head_size / 32 * kTileBytes + kBatch * page) +
+           kBatch * int64_t{head_size} * kKeys * 2;
 }
 
 void transpose_16x16(__m512i rows[16]) {
@@ -511,7 +518,22 @@ struct Walk {
                     soften<false>(page, c, offset, states[half]);
             }
         }
+        uint64_t bad[kBatch] = {};
+        for (int32_t i = 0; i < count; ++i) {
+            if (pages[0][i].masked) bad[i] = bad_keys(values[i].values, values[i].keys, head_size);
+            if (bad[i] != 0)
+                values[i].values =
+                    copy_finite(values[i].values, head_size, scratch.values_of(values[i].slot));
+        }
         multiply_values(values, count, head_size, scratch, states);
+        for (int32_t i = 0; i < count; ++i)
+            for (; bad[i] != 0; bad[i] &= bad[i] - 1) {
+                const int32_t key = __builtin_ctzll(bad[i]);
+                const std::byte* own = packed(first + i) + int64_t{kKeys} * head_size * 2;
+                for (int32_t half = 0; half < kHalves; ++half)
+                    add_bad_key(own, key, pages[half][i].weights, pages[half][i].visible.at(key),
+                                head_size, states[half].sums);
+            }
     }
 };
 

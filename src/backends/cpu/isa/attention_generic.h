@@ -247,6 +247,47 @@ struct PromptAttention {
         }
     }
 
+    static bool all_finite(const float* values, int32_t count) {
+        constexpr uint32_t kExponent = 0x7f800000;
+        bool finite = true;
+        for (int32_t i = 0; i < count; ++i)
+            finite &= (load_as<uint32_t>(values + i) & kExponent) != kExponent;
+        return finite;
+    }
+
+    /// state += weights values. A weight of 0 does not keep out a value that is not finite: the
+    /// keys of such values are added to the columns that see them only.
+    static void add_values(const float* values,
+                           const Sight& sight,
+                           const float* weights,
+                           int32_t head_size,
+                           float* state) {
+        const auto add = [&](int32_t begin, int32_t end) {
+            if (begin < end)
+                multiply(values + int64_t{begin} * head_size, 1, head_size,
+                         weights + begin * kColumns, end - begin, head_size, state);
+        };
+        int32_t added = 0;
+        for (int32_t key = 0; key < kKeys && !sight.all; ++key) {
+            const float* row = values + int64_t{key} * head_size;
+            if (all_finite(row, head_size)) continue;
+            add(added, key);
+            added = key + 1;
+            for (int32_t half = 0; half < kColumns; half += kLanes) {
+                const Float low = V::load(sight.low + half), high = V::load(sight.high + half);
+                const Float weight = V::load(weights + key * kColumns + half);
+                const Float place = V::set(static_cast<float>(key));
+                for (int32_t dim = 0; dim < head_size; ++dim) {
+                    float* sums = state + dim * kColumns + half;
+                    const Float before = V::load(sums);
+                    const Float after = V::fmadd(V::set(row[dim]), weight, before);
+                    V::store(sums, L::between(low, place, high, after, before));
+                }
+            }
+        }
+        add(added, kKeys);
+    }
+
     static void load_queries(const PromptBlock& block, float* queries) {
         const int32_t group = block.shape.group;
         for (int32_t i = 0; i < kColumns; ++i) {
@@ -315,8 +356,7 @@ struct PromptAttention {
             std::memset(scores, 0, size_t{kKeys} * kColumns * 4);
             multiply(keys, head_size, 1, queries, head_size, kKeys, scores);
             soften(scores, sight, rule, head_size, state);
-            multiply(keys + int64_t{kKeys} * head_size, 1, head_size, scores, kKeys, head_size,
-                     state);
+            add_values(keys + int64_t{kKeys} * head_size, sight, scores, head_size, state);
         }
         if (!block.closes) return;
         if (block.sinks != nullptr) add_sinks(block, rule, state);

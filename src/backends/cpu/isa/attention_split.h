@@ -68,7 +68,8 @@ struct SplitAttention {
             V::store(scores + key, rule.score<V>(V::load(scores + key)));
         for (int32_t key = begin; key < block.begin; ++key) scores[key] = kHidden;
         for (int32_t key = block.end; key < end; ++key) scores[key] = kHidden;
-        Float lanes = V::set(kHidden);
+        // Finite, so that scores of -inf alone are weights of 0, as next to others.
+        Float lanes = V::set(std::numeric_limits<float>::lowest());
         for (int32_t key = begin; key < end; key += kLanes)
             lanes = V::max(V::load(scores + key), lanes);
         const float maximum = L::largest(lanes);
