@@ -202,11 +202,13 @@ __device__ __forceinline__ float2 exponentiate(const SplitKeys& keys, SplitShare
 #pragma unroll
     for (int32_t other = 1; other < 4; ++other)
         largest = fmaxf(largest, shared.reduced[0][other][head]);
+    // Scores of -inf alone are probabilities of 0, as next to others: -inf - -inf would be NaN.
+    const float level = largest == -INFINITY ? 0.0f : largest;
     float total = 0.0f;
     for (int32_t key = thread / kHeads; key < keys.end; key += kStep)
         if (key >= keys.begin) {
             float& place = shared.scores[key * kHeads + head];
-            place = expf(place - largest);
+            place = expf(place - level);
             total += place;
         }
 #pragma unroll

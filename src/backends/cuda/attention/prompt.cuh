@@ -1,19 +1,19 @@
 #pragma once
-// Attention of prompt rows on tensor cores, after FlashAttention-2 (arXiv
-// 2307.08691). A block takes one kv head and 64 query columns of one sequence,
-// column c being head c % group of token c / group; a warp takes 16 of them.
-// Pages of 64 keys go by in rising order, with a running maximum and total a
-// column. Values of a page come in beside its scores, keys of the next page
-// beside its sums. Operands are 16 bits wide: the cache's own f16 or bf16
-// copied as it stands, anything else rounded to bf16. f16 queries are first
-// scaled by a power of two into [-2, 2), so that none overflows. Bound: 4 * d
-// products a visible (query, key) pair on tensor cores.
+// Attention of prompt rows on tensor cores, after FlashAttention-2 (arXiv 2307.08691). A block
+// takes one kv head and 64 query columns of one sequence, column c being head c % group of token c
+// / group; a warp takes 16 of them. Pages of 64 keys go by in rising order, with a running maximum
+// and total a column. Values of a page come in beside its scores, keys of the next page beside its
+// sums. Operands are 16 bits wide: the cache's own f16 or bf16 copied as it stands, anything else
+// rounded to bf16. f16 queries are first scaled by a power of two into [-2, 2), so that none
+// overflows.
+// Bound: 4 * d products a visible (query, key) pair on tensor cores.
 //
-// A column's result depends on nothing but the column: pages lie at absolute
-// positions, and a page that the column does not see leaves maximum, total and
-// sums as they were, bit for bit (the factor is exp2(0) = 1, the probabilities
-// are 0, keys and values that nobody in the block sees are zeros). Scores are
-// rounded before use so that no fused form of them can arise on one path alone.
+// A column's result depends on nothing but the column: pages lie at absolute positions, and a page
+// that the column does not see leaves maximum, total and sums as they were, bit for bit (the factor
+// is exp2(0) = 1, the probabilities are 0, keys and values that nobody in the block sees are
+// zeros). Scores are rounded before use so that no fused form of them can arise on one path alone.
+// Values that are not finite would spoil the columns that do not see them, 0 times them being NaN:
+// pages that some column sees in part are searched for them, see take_bad_values().
 
 #include <cstdint>
 
@@ -21,6 +21,7 @@
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/mma_f16.cuh"
+#include "backends/cuda/ptx/opaque.cuh"
 
 namespace tessera::cuda {
 
@@ -44,8 +45,8 @@ __device__ __forceinline__ void multiply(float (&c)[4],
         mma_bf16(c, a, b);
 }
 
-/// scores (8 fragments of 8 keys) = queries keys^T. Unrolled in full, the
-/// largest heads would run out of registers.
+/// scores (8 fragments of 8 keys) = queries keys^T. Unrolled in full, the largest heads would run
+/// out of registers.
 template <int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& shared,
                                               int32_t head_size,
@@ -73,8 +74,12 @@ __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& sha
     }
 }
 
-/// Products to scores in powers of 2; -inf where `masked` and the column does
-/// not see the key.
+__device__ __forceinline__ bool is_visible(const PromptArgs& args, int32_t position, int32_t key) {
+    const int32_t age = position - key;
+    return age >= 0 && (args.window <= 0 || age < args.window);
+}
+
+/// Products to scores in powers of 2; -inf where `masked` and the column does not see the key.
 __device__ __forceinline__ void finish_scores(const PromptArgs& args,
                                               const RowState& state,
                                               int32_t first_key,
@@ -100,13 +105,12 @@ __device__ __forceinline__ void finish_scores(const PromptArgs& args,
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
             const int32_t key = first_key + 8 * n + lane % 4 * 2 + i % 2;
-            const int32_t age = state.position[i / 2] - key;
-            if (age < 0 || (args.window > 0 && age >= args.window)) scores[n][i] = -INFINITY;
+            if (!is_visible(args, state.position[i / 2], key)) scores[n][i] = -INFINITY;
         }
 }
 
-/// Scores to exp2(score - new maximum); total to match. Returns what the sums
-/// must be multiplied by.
+/// Scores to exp2(score - new maximum); total to match. Returns what the sums must be multiplied
+/// by.
 __device__ __forceinline__ float2 advance_softmax(RowState& state, float (&scores)[8][4]) {
     float factors[2];
 #pragma unroll
@@ -131,6 +135,105 @@ __device__ __forceinline__ float2 advance_softmax(RowState& state, float (&score
         state.total[half] = fmaf(state.total[half], factors[half], total);
     }
     return {factors[0], factors[1]};
+}
+
+/// The top bit of each half of a pair of operands that is not finite.
+template <bool kHalf>
+__device__ __forceinline__ uint32_t not_finite(uint32_t pair) {
+    constexpr uint32_t kExponents = kHalf ? 0x7c007c00u : 0x7f807f80u;
+    constexpr uint32_t kOnes = kHalf ? 0x04000400u : 0x00800080u;  // their last bits
+    return ((pair & kExponents) + kOnes) & 0x80008000u;
+}
+
+/// Calls body(piece) for the pieces of the values that this thread itself has loaded.
+template <int32_t kHeadSize, class Body>
+__device__ __forceinline__ void over_own_values(PromptShared<kHeadSize>& shared, const Body& body) {
+    constexpr int32_t kPieces = kHeadSize / 8;
+    auto thread = static_cast<int32_t>(threadIdx.x);
+    make_opaque(thread);  // no registers for places in pages that are not searched
+#pragma unroll 4
+    for (int32_t at = thread; at < kPageTokens * kPieces; at += kPromptThreads)
+        body(*reinterpret_cast<uint4*>(shared.values +
+                                       tile_place<kHeadSize>(at / kPieces, at % kPieces)));
+}
+
+/// Whether this thread has loaded a value that is not finite. Its own copies need no barrier.
+template <int32_t kHeadSize, bool kHalf>
+__device__ __forceinline__ bool has_bad_values(PromptShared<kHeadSize>& shared) {
+    uint32_t bad = 0;
+    over_own_values(shared, [&](const uint4& piece) {
+        bad |= not_finite<kHalf>(piece.x) | not_finite<kHalf>(piece.y) |
+               not_finite<kHalf>(piece.z) | not_finite<kHalf>(piece.w);
+    });
+    return bad != 0;
+}
+
+/// A probability as the tensor cores would take it.
+template <bool kHalf>
+__device__ __forceinline__ float rounded_probability(float x) {
+    const uint32_t bits = pack_pair<kHalf>(x, 0.0f) & 0xffffu;
+    if constexpr (kHalf)
+        return f32_of_f16(bits);
+    else
+        return __uint_as_float(bits << 16);
+}
+
+/// The rare path of a page with values that are not finite, and that some column sees in part: adds
+/// these values, by key, to the sums of the columns that see them, and puts zeros in their places.
+/// What is left for multiply_values() is bit for bit what the columns that see none of them have.
+/// All threads of the block together.
+template <int32_t kHeadSize, bool kHalf>
+__device__ __forceinline__ void take_bad_values(const PromptArgs& args,
+                                                const RowState& state,
+                                                int32_t first_key,
+                                                const float (&scores)[8][4],
+                                                PromptShared<kHeadSize>& shared,
+                                                float (&sums)[kHeadSize / 8][4]) {
+    auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    make_opaque(lane);
+#pragma unroll 1
+    for (int32_t key = 0; key < kPageTokens; ++key) {
+        float weights[2] = {};
+        bool sees[2];
+#pragma unroll
+        for (int32_t half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int32_t n = 0; n < 8; ++n) {
+                float weight = key % 2 == 0 ? scores[n][2 * half] : scores[n][2 * half + 1];
+                make_opaque(weight);  // an array with a running index would stand in memory
+                if (n == key / 8) weights[half] = weight;
+            }
+            weights[half] = rounded_probability<kHalf>(
+                __shfl_sync(0xffffffffu, weights[half], lane / 4 * 4 + key % 8 / 2));
+            sees[half] = is_visible(args, state.position[half], first_key + key);
+        }
+#pragma unroll
+        for (int32_t n = 0; n < kHeadSize / 8; ++n) {
+            const uint32_t pair = *reinterpret_cast<const uint32_t*>(
+                shared.values + tile_place<kHeadSize>(key, n) + lane % 4 * 2);
+            const uint32_t bad = not_finite<kHalf>(pair);
+            if (bad == 0) continue;
+#pragma unroll
+            for (int32_t i = 0; i < 2; ++i) {
+                const uint32_t bits = i == 0 ? pair & 0xffffu : pair >> 16;
+                const float value = kHalf ? f32_of_f16(bits) : __uint_as_float(bits << 16);
+                if ((i == 0 ? bad & 0xffffu : bad >> 16) == 0) continue;
+#pragma unroll
+                for (int32_t half = 0; half < 2; ++half)
+                    if (sees[half])
+                        sums[n][2 * half + i] = fmaf(weights[half], value, sums[n][2 * half + i]);
+            }
+        }
+    }
+    __syncthreads();  // all have read these values
+    const auto clean = [](uint32_t& pair) { pair &= ~((not_finite<kHalf>(pair) >> 15) * 0xffffu); };
+    over_own_values(shared, [&](uint4& piece) {
+        clean(piece.x);
+        clean(piece.y);
+        clean(piece.z);
+        clean(piece.w);
+    });
+    __syncthreads();  // zeros are in their places
 }
 
 /// sums += probabilities values.
@@ -207,8 +310,7 @@ __device__ __forceinline__ void write_tile(const PromptArgs& args,
     }
 }
 
-/// Lowest and highest position of the tile's columns. Every warp finds them for
-/// itself.
+/// Lowest and highest position of the tile's columns. Every warp finds them for itself.
 __device__ __forceinline__ int2 position_range(const int32_t* positions) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t a = positions[lane], b = positions[lane + 32];
@@ -226,10 +328,12 @@ template <int32_t kHeadSize, TileOperands kOperands>
 __global__ void __launch_bounds__(kPromptThreads, kHeadSize > 64 ? 2 : 3)
     attend_tile(const __grid_constant__ PromptArgs args) {
     constexpr bool kHalf = kOperands == TileOperands::kF16;
+    // What is converted does not come in beside the sums: behind them there are more registers.
+    constexpr bool kInOrder = kOperands == TileOperands::kConverted;
     auto& shared = *reinterpret_cast<PromptShared<kHeadSize>*>(dynamic_shared());
     const auto kv_head = static_cast<int32_t>(blockIdx.x) % args.kv_heads;
-    // Late tiles see the most keys: they start first, so that none of them is
-    // left alone at the end.
+    // Late tiles see the most keys: they start first, so that none of them is left alone at the
+    // end.
     const auto blocks_behind = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);
     const PromptTile tile = find_tile(args, blocks_behind / args.kv_heads);
     if (tile.columns == 0) return;
@@ -262,21 +366,28 @@ __global__ void __launch_bounds__(kPromptThreads, kHeadSize > 64 ? 2 : 3)
     load_page<kHeadSize, kOperands>(args.keys, keys, page, args.head_size, shared.keys);
     for (; page <= last_page; ++page) {
         wait_copies<0>();
-        __syncthreads();  // keys are there; nobody reads the last page's values any
-                          // more
+        __syncthreads();  // keys are there; nobody reads the last page's values any more
         load_page<kHeadSize, kOperands>(args.values, keys, page, args.head_size, shared.values);
         float scores[8][4];
         multiply_keys<kHeadSize, kHalf>(shared, args.head_size, scores);
-        wait_copies<0>();
-        __syncthreads();  // values are there; nobody reads the keys any more
-        if (page < last_page)
-            load_page<kHeadSize, kOperands>(args.keys, keys, page + 1, args.head_size, shared.keys);
         const int32_t first_key = page * kPageTokens;
         const bool masked = first_key + kPageTokens - 1 > range.x ||
                             (args.window > 0 && range.y - first_key >= args.window);
+        wait_copies<0>();
+        // Values are there behind either barrier; nobody reads the keys any more.
+        bool bad = false;
+        if (masked || kInOrder)
+            bad = __syncthreads_or(masked && has_bad_values<kHeadSize, kHalf>(shared)) != 0;
+        else
+            __syncthreads();
+        if (!kInOrder && page < last_page)
+            load_page<kHeadSize, kOperands>(args.keys, keys, page + 1, args.head_size, shared.keys);
         finish_scores(args, state, first_key, masked, scores);
         scale_sums<kHeadSize>(advance_softmax(state, scores), sums);
+        if (bad) take_bad_values<kHeadSize, kHalf>(args, state, first_key, scores, shared, sums);
         multiply_values<kHeadSize, kHalf>(shared, args.head_size, scores, sums);
+        if (kInOrder && page < last_page)
+            load_page<kHeadSize, kOperands>(args.keys, keys, page + 1, args.head_size, shared.keys);
     }
     write_tile<kHeadSize>(args, tile, kv_head, state, sums);
 }
