@@ -72,6 +72,11 @@ void attention_grid(std::vector<OpCase>& cases) {
                                         .padding = group == 3 ? 5 : 0});
             }
         }
+    // Sequences without rows.
+    append(cases,
+           PagedCase{.kv_heads = 2,
+                     .runs = {{70, 0}, {0, 70}, {5, 0}, {9, 30}, {3, 0}, {64, 1}, {2, 0}, {70, 2}},
+                     .prompt_runs = 5});
     append(cases, PagedCase{.type_k = DType::kF32, .type_v = DType::kQ8_0, .runs = {{70, 3}}});
     append(cases, PagedCase{.type_k = DType::kQ8_0, .type_v = DType::kF16, .runs = {{70, 3}}});
     append(cases, PagedCase{.type_k = DType::kQ8_0, .type_v = DType::kF8_E4M3, .runs = {{70, 3}}});
@@ -198,6 +203,68 @@ void attention_sinks(std::vector<OpCase>& cases) {
                                 .sinks = true});
 }
 
+/// A key or value that is not finite, in a page that other rows see in part: rows before it, rows
+/// whose window has passed it, other heads and other sequences stay as they are.
+void attention_poison(std::vector<OpCase>& cases) {
+    const auto add = [&](PagedCase shape) {
+        append(cases, shape);  // in the values
+        shape.poison_v = Poison::kNan;
+        append(cases, shape);
+        shape.poison_v = Poison::kNone;
+        for (const Poison kind : {Poison::kInfinity, Poison::kNan}) {
+            shape.poison_k = kind;
+            append(cases, shape);
+        }
+    };
+    PagedCase shape{.kv_heads = 2,
+                    .runs = {{0, 150}, {10, 70}, {64, 1}},
+                    .prompt_runs = 2,
+                    .poison_v = Poison::kInfinity};
+    for (const int32_t at : {0, 63, 64, 70, 149}) {
+        shape.poison_at = at;
+        add(shape);
+    }
+    for (const DType cache : kCaches)
+        for (const int64_t head_size : {64, 80, 128, 256}) {
+            if (head_size % dtype_info(cache).block_elements != 0) continue;
+            PagedCase format{.kv_heads = 1,
+                             .head_size = head_size,
+                             .type_k = cache,
+                             .type_v = cache,
+                             .runs = {{40, 26}},
+                             .prompt_runs = 1,
+                             .poison_v = Poison::kInfinity,
+                             .poison_at = 50};
+            append(cases, format);
+            format.poison_k = Poison::kNan;
+            format.poison_v = Poison::kNone;
+            append(cases, format);
+        }
+    for (const int32_t window : {1, 7, 64, 100}) {
+        PagedCase windowed{.heads = 8,
+                           .kv_heads = 2,
+                           .runs = {{20, 180}, {0, 70}},
+                           .prompt_runs = 2,
+                           .window = window,
+                           .poison_v = Poison::kInfinity,
+                           .poison_at = 66};
+        add(windowed);
+        windowed.softcap = 30.0f;
+        windowed.sinks = true;
+        append(cases, windowed);
+    }
+    // Generated rows: one sequence's rows around the token, and the splits of a long context, of
+    // which the last one begins with the token.
+    for (const int32_t window : {0, 2})
+        add({.kv_heads = 2,
+             .runs = {{125, 6}, {130, 1}},
+             .window = window,
+             .poison_v = Poison::kInfinity,
+             .poison_at = 127});
+    for (const int32_t at : {5, 128, 4096})
+        add({.kv_heads = 1, .runs = {{at - 1, 3}}, .poison_v = Poison::kInfinity, .poison_at = at});
+}
+
 void argmax_cases(std::vector<OpCase>& cases) {
     for (const Logits logits : {Logits::kRandom, Logits::kTies, Logits::kNanRows, Logits::kAllNan,
                                 Logits::kMasked, Logits::kConstant, Logits::kPeaked})
@@ -277,6 +344,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
     attention_in_place(cases);
     attention_options(cases);
     attention_sinks(cases);
+    attention_poison(cases);
 }
 
 void add_choice_cases(std::vector<OpCase>& cases) {

@@ -24,6 +24,12 @@ void conv_cases(std::vector<OpCase>& cases) {
                                       .prompt_runs = 3,
                                       .saves = {64, 128, 192}}});
     append(cases, ConvCase{.channels = 6144, .memory = {.runs = {{77, 1}}}});
+    // Sequences without rows keep their memory.
+    append(
+        cases,
+        ConvCase{.memory = {
+                     .runs = {{70, 0}, {0, 70}, {9, 0}, {20, 50}, {3, 0}, {64, 2}, {5, 0}, {77, 1}},
+                     .prompt_runs = 5}});
     for (int32_t rows = 1; rows <= 5; ++rows)
         for (int32_t accepted = 0; accepted <= rows; ++accepted)
             append(cases, ConvCase{.channels = 33,
@@ -129,6 +135,15 @@ void delta_batches(std::vector<OpCase>& cases) {
     append(cases, DeltaCase{.key_heads = 1,
                             .heads = 1,
                             .memory = {.runs = {{0, 192}}, .prompt_runs = 1, .saves = {192}}});
+    // Sequences without rows keep their memory, and do not stand in the way of others: in the last
+    // case there are more of them than rows.
+    append(cases,
+           DeltaCase{
+               .memory = {
+                   .runs = {{70, 0}, {0, 70}, {9, 0}, {20, 50}, {3, 0}, {64, 2}, {5, 0}, {77, 1}},
+                   .prompt_runs = 5}});
+    append(cases, DeltaCase{.memory = {.runs = {{70, 0}, {5, 0}, {128, 0}, {64, 2}, {7, 0}},
+                                       .prompt_runs = 5}});
     for (int32_t rows = 1; rows <= 5; ++rows)
         for (int32_t accepted = 0; accepted <= rows; ++accepted)
             append(cases, DeltaCase{.key_size = 36,

@@ -26,6 +26,11 @@ std::string_view logits_name(Logits kind) {
     return kNames[static_cast<size_t>(kind)];
 }
 
+std::string_view poison_name(Poison kind) {
+    constexpr std::string_view kNames[] = {"none", "inf", "nan"};
+    return kNames[static_cast<size_t>(kind)];
+}
+
 std::string extents(const std::vector<int64_t>& shape) {
     return fmt::format("[{}]", fmt::join(shape, ","));
 }
@@ -116,6 +121,9 @@ std::string params_of(const PagedCase& c) {
         text += fmt::format(",window={},softcap={},padding={},inplace={}", c.window, c.softcap,
                             c.padding, int{c.in_place});
     if (c.sinks) text += ",sinks=1";
+    if (c.poison_k != Poison::kNone || c.poison_v != Poison::kNone)
+        text += fmt::format(",bad_k={},bad_v={},at={}", poison_name(c.poison_k),
+                            poison_name(c.poison_v), c.poison_at);
     if (c.kind == PagedKind::kQkNormRopeStore)
         text += fmt::format(",norm={},{}", int{c.norm}, rope_text(c.rope));
     return text;

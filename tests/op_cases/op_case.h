@@ -131,6 +131,14 @@ struct Run {
 
 enum class PagedKind : uint8_t { kStore, kQkNormRopeStore, kAttention };
 
+/// What kAttention finds at one token of its first sequence, in all kv heads but the last of
+/// several.
+enum class Poison : uint8_t {
+    kNone,
+    kInfinity,  ///< both infinities; formats without: NaN
+    kNan
+};
+
 /// Ops on key/value pages. The first `prompt_runs` sequences are prompts.
 struct PagedCase {
     PagedKind kind = PagedKind::kAttention;
@@ -146,6 +154,9 @@ struct PagedCase {
     float softcap = 0.0f;
     bool in_place = false;  ///< kAttention: out is q; padding 0
     bool sinks = false;     ///< kAttention
+    Poison poison_k = Poison::kNone;
+    Poison poison_v = Poison::kNone;
+    int32_t poison_at = 0;  ///< position of that token
     bool norm = true;       ///< kQkNormRopeStore: with gains
     RopeParams rope{};      ///< kQkNormRopeStore
 };

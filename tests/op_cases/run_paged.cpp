@@ -1,8 +1,10 @@
 // Runs of the ops on key/value pages: several sequences with shuffled pages, cut at any row.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
+#include "core/numeric.h"
 #include "op_cases/case_run.h"
 
 namespace tessera::op_cases {
@@ -57,7 +59,7 @@ class CutBatch {
                 max_visible_ = std::max(max_visible_, run.first + i + 1);
                 if (s < static_cast<size_t>(shape.prompt_runs)) ++prompt_rows_;
             }
-            if (positions_.size() == before) continue;
+            if (positions_.size() == before && run.count > 0) continue;
             starts_.push_back(static_cast<int32_t>(positions_.size()));
             const auto entry = pages.table.begin() + static_cast<int64_t>(s) * pages.per_sequence;
             table_.insert(table_.end(), entry, entry + pages.per_sequence);
@@ -111,6 +113,47 @@ void fill_cache(const PagedCase& shape, const Pages& pages, Random& random, cons
     }
 }
 
+/// Every third element +infinity, every third -infinity, or every third NaN; of keys only the first
+/// one, so that products are not all NaN. Blocks of Q8_0 get such a scale.
+void poison_row(Poison kind, DType dtype, int64_t count, std::byte* row) {
+    const auto put = [&](int64_t element, double value) {
+        const auto single = static_cast<float>(value);
+        if (dtype == DType::kF32) std::memcpy(row + 4 * element, &single, 4);
+        const uint16_t half = dtype == DType::kBF16 ? bf16_from_f32(single) : f16_from_f32(single);
+        if (dtype == DType::kF16 || dtype == DType::kBF16) std::memcpy(row + 2 * element, &half, 2);
+        if (dtype == DType::kF8_E4M3) row[element] = std::byte{0x7f};
+        if (dtype == DType::kQ8_0) std::memcpy(row + element / 32 * 34, &half, 2);
+    };
+    for (int64_t element = 0; element < count; element += 3) {
+        put(element, kind == Poison::kNan ? NAN : INFINITY);
+        if (kind == Poison::kInfinity && element + 1 < count) put(element + 1, -INFINITY);
+    }
+}
+
+void poison_cache(const PagedCase& shape,
+                  const Pages& pages,
+                  Poison kind,
+                  int64_t elements,
+                  const Tensor& cache) {
+    if (kind == Poison::kNone) return;
+    const int64_t page = pages.table[static_cast<size_t>(shape.poison_at / kPageTokens)];
+    for (int64_t head = 0; head < std::max(shape.kv_heads - 1, 1); ++head) {
+        const int64_t offset = page * cache.stride[0] + head * cache.stride[1] +
+                               shape.poison_at % kPageTokens * cache.stride[2];
+        poison_row(kind, cache.dtype, elements,
+                   cache.as<std::byte>() + dtype_bytes(cache.dtype, offset));
+    }
+}
+
+/// What is not finite is judged by what it is, not by its bits.
+void classify(Outputs& outputs) {
+    for (float& value : outputs.values) {
+        const uint8_t kind = std::isnan(value) ? 3 : !std::isinf(value) ? 0 : value > 0 ? 1 : 2;
+        outputs.exact.push_back(std::byte{kind});
+        if (kind != 0) value = 0.0f;
+    }
+}
+
 std::vector<int64_t> cache_shape(const PagedCase& shape, const Pages& pages) {
     return {pages.count, shape.kv_heads, kPageTokens, shape.head_size};
 }
@@ -123,10 +166,12 @@ Outputs run_attention(const PagedCase& shape, const Request& request) {
     Guarded keys("keys", shape.type_k, cache_shape(shape, pages), 0, Role::kInput);
     keys.fill_bytes(0xff);
     fill_cache(shape, pages, random, keys.tensor());
+    poison_cache(shape, pages, shape.poison_k, 1, keys.tensor());
     keys.seal();
     Guarded values("values", shape.type_v, cache_shape(shape, pages), 0, Role::kInput);
     values.fill_bytes(0xff);
     fill_cache(shape, pages, random, values.tensor());
+    poison_cache(shape, pages, shape.poison_v, shape.head_size, values.tensor());
     values.seal();
     Guarded q("q", DType::kF32, {rows.count, shape.heads, shape.head_size}, 0, Role::kInput);
     q.fill(random, -4.0f, 4.0f);
@@ -156,6 +201,7 @@ Outputs run_attention(const PagedCase& shape, const Request& request) {
         },
         outputs);
     out.read(outputs.values);
+    if (shape.poison_k != Poison::kNone || shape.poison_v != Poison::kNone) classify(outputs);
     for (const Guarded* operand : {&keys, &values, &q, &sinks, &out})
         operand->verify(outputs.faults);
     return outputs;
