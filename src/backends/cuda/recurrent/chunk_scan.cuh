@@ -442,17 +442,14 @@ __device__ __forceinline__ void scan_chunk(ScanWarp<kColumns>& warp,
     commit_copies();
 }
 
-/// Blocks of (prompt sequence, value head, slice of its value rows), through the chunks of the
-/// window.
+/// One sequence, through its chunks in the window, for a value head and a slice of its value rows.
 template <int kColumns>
-__global__ void __launch_bounds__(32 * kScanWarps, 2)
-    chunk_scan(const __grid_constant__ ChunkArgs args) {
-    extern __shared__ uint4 shared_memory[];
-    auto& shared = *reinterpret_cast<ScanShared<kColumns>*>(shared_memory);
+__device__ __forceinline__ void scan_sequence(const ChunkArgs& args,
+                                              int32_t sequence,
+                                              int32_t head,
+                                              int32_t slice,
+                                              ScanShared<kColumns>& shared) {
     const DeltaArgs& delta = args.delta;
-    const auto block = static_cast<int32_t>(blockIdx.x);
-    const int32_t head = block / args.slices % delta.heads;
-    const int32_t sequence = block / args.slices / delta.heads;
     const Place place = place_of(delta.batch, sequence);
     const int32_t chunks = chunks_of(delta.batch, place);
     if (chunks == 0) return;
@@ -461,8 +458,7 @@ __global__ void __launch_bounds__(32 * kScanWarps, 2)
     if (begin > last) return;
     const auto thread = static_cast<int32_t>(threadIdx.x);
     const int32_t warps = static_cast<int32_t>(blockDim.x) / 32;
-    ScanWarp<kColumns> warp{
-        delta, head, (block % args.slices * warps + thread / 32) * kWarpRows, {}};
+    ScanWarp<kColumns> warp{delta, head, (slice * warps + thread / 32) * kWarpRows, {}};
     const ScanSource source{
         args.scratch, head % delta.key_heads, delta.key_heads, head, delta.heads, first};
     source.fetch_q_and_gates(begin, shared);
@@ -475,6 +471,23 @@ __global__ void __launch_bounds__(32 * kScanWarps, 2)
     for (int32_t chunk = begin; chunk <= last; ++chunk)
         scan_chunk(warp, source, place, chunk, last, shared);
     warp.store(place.slot);
+}
+
+/// Blocks of (prompt sequence, value head, slice of its value rows). There are as many as there can
+/// be sequences with rows: where empty ones stand between them, a block goes on to later ones.
+template <int kColumns>
+__global__ void __launch_bounds__(32 * kScanWarps, 2)
+    chunk_scan(const __grid_constant__ ChunkArgs args) {
+    extern __shared__ uint4 shared_memory[];
+    auto& shared = *reinterpret_cast<ScanShared<kColumns>*>(shared_memory);
+    const BatchArgs& batch = args.delta.batch;
+    const auto block = static_cast<int32_t>(blockIdx.x);
+    const int32_t a_sequence = args.slices * args.delta.heads;
+    const int32_t head = block / args.slices % args.delta.heads;
+    for (int32_t sequence = block / a_sequence;
+         sequence < batch.sequences && batch.seq_start[sequence] < batch.prompt_rows;
+         sequence += static_cast<int32_t>(gridDim.x) / a_sequence)
+        scan_sequence(args, sequence, head, block % args.slices, shared);
 }
 
 }  // namespace tessera::cuda
