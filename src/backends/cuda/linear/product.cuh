@@ -125,12 +125,13 @@ __device__ __forceinline__ WeightRow weight_row(const Product& p,
             p.scales + index * row_scale_bytes(layout, p.units)};
 }
 
-/// One result: outer scale, bias, residual, in this order.
+/// One result: outer scale, bias, residual, in this order. Spelled out, so that no kernel contracts
+/// them in its own way: all of them give a sum the same result.
 __device__ __forceinline__ float finish(
     const Product& p, float sum, float outer, int64_t n, float before) {
-    float value = sum * outer;
-    if (p.bias != nullptr) value += p.bias[n];
-    if (p.add) value += before;
+    float value = __fmul_rn(sum, outer);
+    if (p.bias != nullptr) value = __fadd_rn(value, p.bias[n]);
+    if (p.add) value = __fadd_rn(value, before);
     return value;
 }
 
