@@ -73,7 +73,11 @@ struct MemoryPlan {
     int64_t kv_bytes = 0;
     int64_t state_bytes = 0;    ///< recurrent memory with its checkpoints
     int64_t compute_bytes = 0;  ///< arena of one forward pass, logits included
-    int64_t total() const { return weight_bytes + kv_bytes + state_bytes + compute_bytes; }
+    /// On a card: what the driver rounds up, buffers of the upload, kernels and recordings.
+    int64_t reserve_bytes = 0;
+    int64_t total() const {
+        return weight_bytes + kv_bytes + state_bytes + compute_bytes + reserve_bytes;
+    }
 };
 
 /// The plan of an Engine with these options (context and the like defaulted as it would), without

@@ -236,6 +236,24 @@ TEST_F(CardAlone, MemoryThatAnotherHoldsIsNotPlannedWith) {
     EXPECT_EQ(answer_alone(*card, some_tokens(20, 1), 4).tokens.size(), 4u);
 }
 
+// Guards against a plan that leaves out what the driver rounds up, the buffers of the upload or the
+// recordings: a model that just fits would fail while it is loaded, or later.
+TEST_F(CardAlone, ThePlanCoversWhatAnEngineTakes) {
+    const auto other =
+        make_ops({.name = kCard, .isa = {}});  // the context is there before any plan
+    for (const char* architecture : kArchitectures) {
+        const int64_t before = other->available_bytes();
+        const auto card = card_engine(card_options(4), model_of(architecture, DType::kNVFP4));
+        const int64_t loaded = before - other->available_bytes();
+        EXPECT_LE(loaded, card->plan().total()) << architecture;
+        // Passes of generated tokens are recorded for every power of two of keys.
+        answer_alone(*card, some_tokens(200, 1), 300);
+        const int64_t running = before - other->available_bytes();
+        EXPECT_LE(running, card->plan().total()) << architecture << ": loading took " << loaded;
+        RecordProperty(architecture, std::to_string(running - loaded));
+    }
+}
+
 // Guards against a card number that is taken for another card, or refused without a hint.
 TEST_F(Faults, ADeviceThatDoesNotExistIsRefusedWithTheNumberOfThose) {
     const std::string offered = "the driver offers ";

@@ -1,14 +1,11 @@
-// Opening a card and talking to it. Small blocks share mappings of kPoolBytes, so that a model of
-// hundreds of small tensors does not pay the driver's granularity for each.
+// Opening a card and talking to it. Blocks share mappings (pools.h), so that a model of hundreds of
+// small tensors does not pay the driver's granularity for each.
 #include <cstring>
 
 #include "backends/cuda/device.cuh"
 
 namespace tessera::cuda {
 namespace {
-
-constexpr size_t kAlignment = 256;
-constexpr size_t kPoolBytes = size_t{32} << 20;
 
 __global__ void probe_kernel() {}
 
@@ -78,7 +75,7 @@ Device::Device(const CudaOptions& options) : options_(options) {
 
 Device::~Device() {
     cudaStreamSynchronize(stream_);
-    for (const auto& [memory, bytes] : memory_) cudaFree(memory);
+    for (std::byte* mapping : mappings_) cudaFree(mapping);
     cudaFreeHost(faults_);
     cudaStreamDestroy(stream_);
 }
@@ -115,24 +112,19 @@ void Device::throw_faults() {
 }
 
 std::byte* Device::allocate(size_t bytes) {
-    const size_t rounded = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
-    if (rounded > pool_left_) {
-        const bool shared = rounded < kPoolBytes / 4;
-        const size_t mapped = shared ? kPoolBytes : rounded;
-        void* memory = nullptr;
-        check_cuda(cudaMalloc(&memory, mapped),
-                   text("allocating ", mapped >> 20, " MiB of ", free_bytes() >> 20, " MiB free"));
-        memory_.emplace_back(memory, mapped);
-        check_cuda(cudaMemsetAsync(memory, options_.poison ? 0xff : 0, mapped, stream_),
+    Pools pools = pools_;
+    const Pools::Place place = pools.take(bytes);
+    if (place.fresh_bytes > 0) {
+        std::byte* mapping = nullptr;
+        check_cuda(cudaMalloc(reinterpret_cast<void**>(&mapping), place.fresh_bytes),
+                   text("allocating ", place.fresh_bytes >> 20, " MiB of ", free_bytes() >> 20,
+                        " MiB free"));
+        mappings_.push_back(mapping);
+        check_cuda(cudaMemsetAsync(mapping, options_.poison ? 0xff : 0, place.fresh_bytes, stream_),
                    "clearing fresh memory");
-        if (!shared) return static_cast<std::byte*>(memory);
-        pool_next_ = static_cast<std::byte*>(memory);
-        pool_left_ = mapped;
     }
-    std::byte* taken = pool_next_;
-    pool_next_ += rounded;
-    pool_left_ -= rounded;
-    return taken;
+    pools_ = std::move(pools);  // not before the mapping is there
+    return mappings_[place.mapping] + place.offset;
 }
 
 size_t Device::free_bytes() const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/cuda/cuda_ops.h"
+#include "backends/cuda/pools.h"
 
 namespace tessera::cuda {
 
@@ -93,9 +94,8 @@ class Device {
         size_t shared_bytes = 0;
         std::string describe() const;
     } last_;
-    std::vector<std::pair<void*, size_t>> memory_;
-    std::byte* pool_next_ = nullptr;
-    size_t pool_left_ = 0;
+    std::vector<std::byte*> mappings_;
+    Pools pools_;
 };
 
 /// The shape and strides of a tensor as kernels take them, outer axes padded with 1: element
