@@ -188,6 +188,7 @@ Weight CudaOps::upload(const HostWeight& weight) {
     const auto experts = static_cast<size_t>(weight.experts);
     check(weight.scales.size() <= 1 || weight.scales.size() == experts,
           "upload: one scale, or one per expert");
+    device_->enter();
     if (upload_ == nullptr) upload_ = decltype(upload_)(new Upload(*device_), Upload::destroy);
     const DTypeInfo& info = dtype_info(weight.format);
     const Places places = places_of(weight);
