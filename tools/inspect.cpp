@@ -234,6 +234,8 @@ void add_ops(const Ops& ops, bool as_json, Json& json) {
 
 int run_inspect(const InspectOptions& options) {
     const std::unique_ptr<Ops> ops = make_ops(options.engine.backend);
+    EngineOptions engine = options.engine;
+    engine.backend.note = nullptr;  // said once
     Json json = Json::object();
     if (!options.engine.model_path.empty()) {
         const GgufFile file = open_model(options.engine.model_path);
@@ -243,7 +245,7 @@ int run_inspect(const InspectOptions& options) {
         std::string problem;
         try {
             model = make_model(file);
-            estimate = estimate_memory(file, *model, options.engine);
+            estimate = estimate_memory(file, *model, engine);
         } catch (const UserError& error) {
             model.reset();
             problem = error.what();

@@ -66,12 +66,16 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
                                 .synchronous = options.synchronous});
 }
 
-/// Nothing where there is no card, no driver or no library, nor where others fill the card.
+/// Nothing where there is no card, no driver or no library, nor where others fill the card. Says
+/// why where a card might have been expected.
 std::unique_ptr<Ops> try_cuda(const BackendOptions& options) {
     try {
         return make_cuda(options, options.device);
     } catch (const UserError& error) {
         if (error.code() != ExitCode::kDevice && error.code() != ExitCode::kMemory) throw;
+        if (options.note && cuda::card_present())
+            options.note(fmt::format("CUDA{} not used: {}; running on the CPU", options.device,
+                                     error.what()));
         return nullptr;
     }
 }

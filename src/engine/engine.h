@@ -41,6 +41,8 @@ struct BackendOptions {
     int32_t gpu_layers = kAllLayers;
     bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
     bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
+    /// Is told, in one line, why "auto" leaves a card of this machine alone.
+    std::function<void(std::string_view)> note{};
 };
 
 /// The one factory of backends. UserError(kUsage) for an unknown name, naming the nearest known
