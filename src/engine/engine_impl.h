@@ -46,6 +46,7 @@ struct RecordingKey {
     int32_t outputs = 0;
     int32_t visible = 0;
     bool tentative = false;
+    bool advance = false;
     const void* logits = nullptr;
     auto operator<=>(const RecordingKey&) const = default;
 };
@@ -53,6 +54,15 @@ struct RecordingKey {
 struct Recorded {
     std::unique_ptr<Recording> ops;
     Tensor result;
+};
+
+/// What a device keeps from one pass of generated tokens to the next, so that the host has nothing
+/// to send between two tokens.
+struct Resident {
+    HostMemory memory = host_memory(0);        ///< the index tensors of the last such pass
+    std::vector<int32_t> packed;               ///< what they hold; empty: nothing to go on from
+    HostMemory drawn_memory = host_memory(0);  ///< the tokens drawn last, as many as sequences
+    std::vector<int32_t> drawn;                ///< the same on the host
 };
 
 /// Rows of one sequence for the draft block: tokens at positions from `position` on, each with the
@@ -89,6 +99,7 @@ struct Engine::Impl {
     int64_t logits_capacity = 0;
     int64_t staging_capacity = 0;
     BatchBuffers buffers;
+    Resident resident;
     std::map<RecordingKey, Recorded> recordings;
     bool recording = true;
 
@@ -124,7 +135,12 @@ struct Engine::Impl {
     int32_t add_rows(const Sequence& sequence, int32_t position, std::span<const int32_t> tokens);
     Tensor page_table();
     Tensor staged(Exec& ex, std::vector<int32_t>& values);
+    void pack(Batch& batch);
+    static Batch packed_at(int32_t* memory, Batch batch);
     Batch staged(Exec& ex, Batch batch);
+    void make_resident();
+    bool follows_drawn(const Batch& batch) const;
+    Batch placed(Exec& ex, const Pass& pass, Batch batch, bool& advance);
     Tensor run_recorded(const RecordingKey& key, const std::function<Tensor()>& work);
     int32_t visible_bound(int32_t visible) const;
     Batch make_batch(const Pass& pass, std::span<const SequenceInput> inputs);

@@ -259,6 +259,7 @@ void Engine::Impl::load(GgufFile file) {
     });
     make_kv();
     arena_memory = working_memory(*ops, static_cast<int64_t>(arena_bytes));
+    make_resident();
     reserve_logits(int64_t{options.sequences} * (drafting() ? options.draft_max + 1 : 1));
     recording = !options.backend.synchronous;
     if (drafting())
