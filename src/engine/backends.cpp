@@ -1,4 +1,6 @@
 // The one factory of backends.
+#include "engine/backends.h"
+
 #include <fmt/format.h>
 
 #include <array>
@@ -7,6 +9,7 @@
 
 #include "backends/cpu/cpu_ops.h"
 #include "backends/cuda/library.h"
+#include "backends/cuda/pools.h"
 #include "backends/reference/reference_ops.h"
 #include "core/nearest.h"
 #include "engine/engine.h"
@@ -81,6 +84,10 @@ std::unique_ptr<Ops> try_cuda(const BackendOptions& options) {
 }
 
 }  // namespace
+
+int64_t bytes_beside(const Ops& ops, std::span<const int64_t> blocks) {
+    return ops.on_host() ? 0 : cuda::bytes_beside(blocks);
+}
 
 std::unique_ptr<Ops> make_ops(const BackendOptions& options) {
     constexpr std::array<std::string_view, 4> kNames = {"auto", "cpu", "cuda", "reference"};

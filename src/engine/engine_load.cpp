@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "backends/cuda/pools.h"
+#include "engine/backends.h"
 #include "engine/engine_impl.h"
 #include "engine/machine.h"
 #include "engine/vocab_from_gguf.h"
@@ -183,7 +183,7 @@ void Engine::Impl::make_plan(const GgufFile& file) {
                                  sequences * (drafting() ? options.draft_max + 1 : 1) * row_bytes};
     if (drafting()) compute.push_back(sequences * row_bytes);
     plan.compute_bytes = planned(compute);
-    if (!ops->on_host()) plan.reserve_bytes = cuda::bytes_beside(blocks);
+    plan.reserve_bytes = bytes_beside(*ops, blocks);
 }
 
 void Engine::Impl::check_memory(const std::string& path) const {
