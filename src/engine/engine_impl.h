@@ -2,6 +2,7 @@
 // What an Engine holds; shared by engine_load.cpp (planning and loading), engine.cpp (running) and
 // engine_draft.cpp (multi-token prediction).
 
+#include <array>
 #include <compare>
 #include <cstdlib>
 #include <functional>
@@ -108,7 +109,6 @@ struct Engine::Impl {
     // engine_load.cpp
     void prepare_options();
     void check_kv_types() const;
-    int64_t kv_bytes_per_token() const;
     Tensor pages_of(const KvSpec& spec, DType type, std::byte* memory) const;
     std::vector<KvView> planned_kv() const;
     Tensor planned_integers(Exec& ex, int64_t count);
@@ -138,6 +138,7 @@ struct Engine::Impl {
     void pack(Batch& batch);
     static Batch packed_at(int32_t* memory, Batch batch);
     Batch staged(Exec& ex, Batch batch);
+    std::array<int64_t, 2> resident_bytes() const;
     void make_resident();
     bool follows_drawn(const Batch& batch) const;
     Batch placed(Exec& ex, const Pass& pass, Batch batch, bool& advance);

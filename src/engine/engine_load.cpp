@@ -179,8 +179,10 @@ void Engine::Impl::make_plan(const GgufFile& file) {
     plan.state_bytes = planned(pool->blocks());
     arena_bytes = plan_arena();
     const int64_t row_bytes = int64_t{model->info().vocab} * 4, sequences = options.sequences;
-    std::vector<int64_t> compute{static_cast<int64_t>(arena_bytes),
-                                 sequences * (drafting() ? options.draft_max + 1 : 1) * row_bytes};
+    std::vector<int64_t> compute{static_cast<int64_t>(arena_bytes)};
+    if (!ops->on_host())
+        for (const int64_t bytes : resident_bytes()) compute.push_back(bytes);
+    compute.push_back(sequences * (drafting() ? options.draft_max + 1 : 1) * row_bytes);
     if (drafting()) compute.push_back(sequences * row_bytes);
     plan.compute_bytes = planned(compute);
     plan.reserve_bytes = bytes_beside(*ops, blocks);

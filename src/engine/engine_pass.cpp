@@ -28,15 +28,18 @@ std::array<Tensor*, 8> index_tensors(Batch& batch) {
 
 }  // namespace
 
-/// Memory for the index tensors of generated rows that stay on the device, and for the tokens
-/// drawn.
-void Engine::Impl::make_resident() {
-    if (ops->on_host()) return;
+/// Bytes for the index tensors of generated rows that stay on a device, and for the tokens drawn.
+std::array<int64_t, 2> Engine::Impl::resident_bytes() const {
     const int64_t sequences = options.sequences;
     const int64_t lines = (sequences + 1 + static_cast<int64_t>(kIndexLine)) * 8;
-    const int64_t numbers = lines + sequences * pages_per_sequence;
-    resident.memory = working_memory(*ops, numbers * 4);
-    resident.drawn_memory = working_memory(*ops, sequences * 4);
+    return {(lines + sequences * pages_per_sequence) * 4, sequences * 4};
+}
+
+void Engine::Impl::make_resident() {
+    if (ops->on_host()) return;
+    const auto [batch, drawn] = resident_bytes();
+    resident.memory = working_memory(*ops, batch);
+    resident.drawn_memory = working_memory(*ops, drawn);
 }
 
 void Engine::Impl::reserve_logits(int64_t rows) {
@@ -215,7 +218,7 @@ void Engine::Impl::drop_saves() {
 /// has run once is recorded the next time and replayed from then on. Returns what `work` returns.
 Tensor Engine::Impl::run_recorded(const RecordingKey& key, const std::function<Tensor()>& work) {
     if (ops->on_host() || !recording) return work();
-    constexpr size_t kMost = 64;  // a recording takes memory of the device that nobody planned
+    constexpr size_t kMost = 64;  // their memory is planned for about so many
     if (recordings.size() >= kMost && !recordings.contains(key)) recordings.clear();
     const auto [place, fresh] = recordings.try_emplace(key);
     Recorded& known = place->second;
