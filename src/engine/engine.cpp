@@ -124,6 +124,7 @@ int32_t Engine::rewind(Sequence& sequence, int32_t length) {
             held.pop_back();
         }
         length = held.empty() ? 0 : held.back().position;
+        sequence.skipped_ = held.empty() ? 0 : held.back().skipped;
         sequence.recent_ = 0;
         sequence.recent_tokens_.clear();
         if (length > 0) {
@@ -152,7 +153,7 @@ Tensor Engine::decode(std::span<const SequenceInput> inputs, const ProgressFn& p
         total += static_cast<int64_t>(input.tokens.size());
     }
     if (impl.drafting())
-        for (const SequenceInput& input : inputs) impl.catch_up(*input.sequence, input);
+        for (const SequenceInput& input : inputs) impl.prepare_follow(*input.sequence, input);
     try {
         int64_t done = 0;
         for (const Pass& pass : passes) {
@@ -266,6 +267,7 @@ Sequence::Sequence(Sequence&& other) noexcept
       checkpoints_(std::move(other.checkpoints_)),
       recent_(std::exchange(other.recent_, 0)),
       recent_tokens_(std::move(other.recent_tokens_)),
+      skipped_(std::exchange(other.skipped_, 0)),
       tentative_(std::move(other.tentative_)) {}
 
 Sequence& Sequence::operator=(Sequence&& other) noexcept {
@@ -276,6 +278,7 @@ Sequence& Sequence::operator=(Sequence&& other) noexcept {
     std::swap(checkpoints_, other.checkpoints_);
     std::swap(recent_, other.recent_);
     std::swap(recent_tokens_, other.recent_tokens_);
+    std::swap(skipped_, other.skipped_);
     std::swap(tentative_, other.tentative_);
     return *this;
 }

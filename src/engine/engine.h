@@ -102,6 +102,7 @@ class Sequence {
     struct Checkpoint {
         int32_t slot = 0;
         int32_t position = 0;
+        int32_t skipped = 0;  ///< skipped_ there
     };
     class Engine* engine_ = nullptr;
     std::vector<int32_t> pages_;
@@ -112,6 +113,7 @@ class Sequence {
     // and the tokens behind all but the last of them.
     int32_t recent_ = 0;
     std::vector<int32_t> recent_tokens_;
+    int32_t skipped_ = 0;             ///< tokens that the draft block never saw
     std::vector<int32_t> tentative_;  ///< tokens of the last tentative decode()
 };
 
@@ -170,6 +172,13 @@ class Engine {
         int32_t ahead = 0;
     };
     Tensor draft(std::span<const DraftStep> steps);
+
+    /// Tokens that the draft block has not seen. Of generated ones only a few dozen wait: of more
+    /// the oldest are skipped, and later guesses are made as if they had not been. That makes
+    /// guesses worse, never the answer.
+    int32_t waiting(const Sequence& sequence) const;
+    /// Lets the draft block see what waits, in less time than draft() would take for it.
+    void follow(Sequence& sequence);
 
     /// A hash over all that the sequence remembers of its tokens (keys, values, recurrent state;
     /// not what only drafting uses), for tests.

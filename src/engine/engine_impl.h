@@ -29,7 +29,7 @@ HostMemory working_memory(Ops& ops, int64_t bytes);
 /// Host copies of the index tensors of one pass; sized once for the largest pass.
 struct BatchBuffers {
     std::vector<int32_t> tokens, positions, seq_start, page_table, outputs, all_rows;
-    std::vector<int32_t> slots, save_slots, save_positions, shift;
+    std::vector<int32_t> slots, save_slots, save_positions, shift, places;
     std::vector<int32_t> packed;  ///< all of them for a device
     std::vector<float> zeros;     ///< the hidden state before the first token
 };
@@ -159,13 +159,19 @@ struct Engine::Impl {
                      std::span<const SequenceInput> inputs,
                      const Batch& batch,
                      const Tensor& hidden);
+    Tensor prompt_places(Exec& ex,
+                         const Pass& pass,
+                         std::span<const SequenceInput> inputs,
+                         const Batch& batch);
     void follow_prompts(Arena& arena,
                         const Pass& pass,
                         std::span<const SequenceInput> inputs,
                         const Batch& batch,
                         const Tensor& hidden);
     void follow_accepted(Sequence& sequence, int32_t count);
-    void catch_up(Sequence& sequence, const SequenceInput& input);
+    void follow_waiting(Sequence& sequence);
+    void make_room(Sequence& sequence, int32_t count) const;
+    void prepare_follow(Sequence& sequence, const SequenceInput& input);
     Tensor run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last);
 };
 

@@ -118,6 +118,7 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
         const Tensor shifted = arena.allocate(DType::kF32, {rows, width});
         ops->stage(ex, make_tensor(nullptr, DType::kF32, {1, width}));
         ops->gather_rows(ex, states, planned_integers(ex, rows), shifted);
+        planned_integers(ex, rows);  // positions as the draft block counts them
         const Tensor guess = model->draft(*ops, ex, batch, shifted, planned);
         model->draft_logits(*ops, ex, guess.slice_rows(0, sequences),
                             make_tensor(nullptr, DType::kF32, {sequences, vocab}));

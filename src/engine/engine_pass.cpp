@@ -203,7 +203,9 @@ void Engine::Impl::note_saves(const Pass& pass, std::span<const SequenceInput> i
     for (size_t i = 0; i < pass.segments.size(); ++i) {
         if (buffers.save_slots[i] < 0) continue;
         const SequenceInput& input = inputs[static_cast<size_t>(pass.segments[i].input)];
-        input.sequence->checkpoints_.push_back({buffers.save_slots[i], buffers.save_positions[i]});
+        Sequence& sequence = *input.sequence;
+        sequence.checkpoints_.push_back(
+            {buffers.save_slots[i], buffers.save_positions[i], sequence.skipped_});
         buffers.save_slots[i] = -1;
     }
 }
@@ -255,7 +257,9 @@ void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inp
     Exec ex{.arena = arena, .prompt_rows = pass.prompt_rows};
     bool advance = false;
     const Batch batch = placed(ex, pass, make_batch(pass, inputs), advance);
-    const Tensor wanted = drafting() ? staged(ex, buffers.outputs) : Tensor{};
+    // The draft block follows all rows; mostly the logits of all are wanted, too.
+    const bool choose = drafting() && std::ssize(pass.outputs) < pass.rows;
+    const Tensor wanted = choose ? staged(ex, buffers.outputs) : Tensor{};
     const auto work = [&] {
         if (advance)
             ops->advance_batch(
@@ -264,7 +268,7 @@ void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inp
                 batch);
         const Tensor hidden = model->forward(*ops, ex, batch, memory());
         if (pass.outputs.empty()) return hidden;
-        if (!drafting()) {
+        if (!choose) {
             head_rows(arena, pass, hidden);
             return hidden;
         }
