@@ -29,6 +29,7 @@ struct Product {
     int64_t x_stride;
     bool x_f32;      ///< else bf16
     bool x_aligned;  ///< every row starts at a multiple of 16 bytes
+    bool x_paired;   ///< ActView::transposed_pairs
 
     const float* bias;  ///< [n] or null
     float* out;
