@@ -215,14 +215,23 @@ std::vector<int32_t> Engine::sample(const Tensor& logits,
                                     std::span<const SampleParams> params,
                                     std::span<const std::span<const int32_t>> history,
                                     std::span<const float> uniforms) {
+    Impl& impl = *impl_;
     std::vector<int32_t> ids(static_cast<size_t>(logits.rows()), -1);
-    Arena arena(impl_->arena_memory.get(), impl_->arena_bytes);
+    Arena arena(impl.arena_memory.get(), impl.arena_bytes);
     Exec ex{.arena = arena};
-    Tensor drawn = int_tensor(ids);
-    if (!impl_->ops->on_host()) drawn = arena.allocate(DType::kI32, {std::ssize(ids)});
-    impl_->ops->sample(ex, logits, params, history, uniforms, drawn);
-    if (!impl_->ops->on_host())
-        impl_->ops->copy_to_host(ids.data(), drawn.data, ids.size() * sizeof(int32_t));
+    if (impl.ops->on_host()) {
+        impl.ops->sample(ex, logits, params, history, uniforms, int_tensor(ids));
+        return ids;
+    }
+    // Where the next pass finds them.
+    const bool stay = std::ssize(ids) <= impl.options.sequences;
+    const Tensor drawn =
+        stay ? make_tensor(impl.resident.drawn_memory.get(), DType::kI32, {std::ssize(ids)})
+             : arena.allocate(DType::kI32, {std::ssize(ids)});
+    impl.resident.drawn.clear();
+    impl.ops->sample(ex, logits, params, history, uniforms, drawn);
+    impl.ops->copy_to_host(ids.data(), drawn.data, ids.size() * sizeof(int32_t));
+    if (stay) impl.resident.drawn = ids;
     return ids;
 }
 

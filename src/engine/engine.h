@@ -41,6 +41,8 @@ struct BackendOptions {
     int32_t gpu_layers = kAllLayers;
     bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
     bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
+    /// Is told, in one line, why "auto" leaves a card of this machine alone.
+    std::function<void(std::string_view)> note{};
 };
 
 /// The one factory of backends. UserError(kUsage) for an unknown name, naming the nearest known
@@ -73,7 +75,11 @@ struct MemoryPlan {
     int64_t kv_bytes = 0;
     int64_t state_bytes = 0;    ///< recurrent memory with its checkpoints
     int64_t compute_bytes = 0;  ///< arena of one forward pass, logits included
-    int64_t total() const { return weight_bytes + kv_bytes + state_bytes + compute_bytes; }
+    /// On a card: what the driver rounds up, buffers of the upload, kernels and recordings.
+    int64_t reserve_bytes = 0;
+    int64_t total() const {
+        return weight_bytes + kv_bytes + state_bytes + compute_bytes + reserve_bytes;
+    }
 };
 
 /// The plan of an Engine with these options (context and the like defaulted as it would), without

@@ -1,6 +1,58 @@
 #include "ops/checks.h"
 
 namespace tessera {
+namespace {
+
+void check_gain(const Tensor& x, const Tensor& gain, const Caller& where) {
+    check(x.dtype == DType::kF32, "norm: x is not F32", where);
+    check(gain.absent() || gain.elements() == x.cols(), "norm: gain", where);
+}
+
+}  // namespace
+
+bool same_shape(const Tensor& a, const Tensor& b) {
+    return a.rank == b.rank && a.shape == b.shape;
+}
+
+void check_rms_norm(const Tensor& x, const Tensor& gain, const Tensor& out, const Caller& where) {
+    check(same_shape(x, out) && x.rank >= 2, "rms_norm: shapes", where);
+    check_gain(x, gain, where);
+}
+
+void check_rms_norm_input(const Tensor& x, const Tensor& gain, const Caller& where) {
+    check(x.rank == 2, "rms_norm_input: shapes", where);
+    check_gain(x, gain, where);
+}
+
+void check_gated_rms_norm_input(const Tensor& x,
+                                const Tensor& gain,
+                                const Tensor& z,
+                                const Caller& where) {
+    check(same_shape(x, z) && x.rank == 3, "gated_rms_norm_input: shapes", where);
+    check_gain(x, gain, where);
+}
+
+void check_glu(const Tensor& gate, const Tensor& up, const Tensor& out, const Caller& where) {
+    check(same_shape(gate, up) && same_shape(gate, out) && gate.rank >= 2, "glu: shapes", where);
+}
+
+void check_glu_input(const Tensor& gate, const Tensor& up, const Caller& where) {
+    check(same_shape(gate, up) && gate.rank >= 2 && gate.rank <= 3, "glu_input: shapes", where);
+}
+
+void check_l2_norm(const Tensor& x, const Caller& where) {
+    check(x.rank >= 2 && x.dtype == DType::kF32, "l2_norm: x is F32 with 2 to 4 axes", where);
+}
+
+void check_add(const Tensor& a, const Tensor& b, const Tensor& out, const Caller& where) {
+    check(same_shape(a, b) && same_shape(a, out) && a.rank >= 2, "add: shapes", where);
+}
+
+void check_softmax(const Tensor& x, const Tensor& visible, const Tensor& out, const Caller& where) {
+    check(same_shape(x, out) && x.rank == 2, "softmax: shapes", where);
+    check(visible.absent() || (visible.rows() == x.rows() && visible.contiguous()),
+          "softmax: visible", where);
+}
 
 void check_rope(const Tensor& x,
                 const Tensor& positions,
@@ -15,6 +67,13 @@ void check_rope(const Tensor& x,
           where);
 }
 
+void check_copy(const Tensor& from, const Tensor& to, const Caller& where) {
+    check(same_shape(from, to) && from.rank >= 1, "copy: shapes", where);
+    check(from.cols() % dtype_info(from.dtype).block_elements == 0 &&
+              to.cols() % dtype_info(to.dtype).block_elements == 0,
+          "copy: part of a block", where);
+}
+
 void check_concat(
     const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out, const Caller& where) {
     check(a.rank == b.rank && a.rank == out.rank && axis >= 0 && axis < a.rank, "concat: axes",
@@ -27,6 +86,21 @@ void check_concat(
                                       : a.shape[i] == out.shape[i] && b.shape[i] == out.shape[i];
         check(fits, "concat: shapes", where);
     }
+}
+
+void check_advance_batch(const Tensor& ids, const Batch& batch, const Caller& where) {
+    for (const Tensor* part : {&ids, &batch.tokens, &batch.positions})
+        check(part->rank == 1 && part->dtype == DType::kI32 && part->contiguous() &&
+                  part->elements() == batch.row_count(),
+              "advance_batch: a number for every row", where);
+    check(batch.prompt_rows == 0 && batch.sequence_count() == batch.row_count(),
+          "advance_batch: a generated row for every sequence", where);
+}
+
+void check_gather_rows(const Tensor& x, const Tensor& ids, const Tensor& out, const Caller& where) {
+    check(x.rank == 2 && out.rank == 2 && x.cols() == out.cols() && ids.rows() == out.rows(),
+          "gather_rows: shapes", where);
+    check(ids.dtype == DType::kI32 && ids.contiguous(), "gather_rows: ids", where);
 }
 
 bool dense_slots(const Tensor& part) {

@@ -10,16 +10,53 @@ namespace tessera {
 
 using Caller = std::source_location;
 
+/// Whether rank and extents agree.
+bool same_shape(const Tensor& a, const Tensor& b);
+
+void check_rms_norm(const Tensor& x,
+                    const Tensor& gain,
+                    const Tensor& out,
+                    const Caller& where = Caller::current());
+void check_rms_norm_input(const Tensor& x,
+                          const Tensor& gain,
+                          const Caller& where = Caller::current());
+void check_gated_rms_norm_input(const Tensor& x,
+                                const Tensor& gain,
+                                const Tensor& z,
+                                const Caller& where = Caller::current());
+void check_glu(const Tensor& gate,
+               const Tensor& up,
+               const Tensor& out,
+               const Caller& where = Caller::current());
+void check_glu_input(const Tensor& gate, const Tensor& up, const Caller& where = Caller::current());
+void check_l2_norm(const Tensor& x, const Caller& where = Caller::current());
+void check_add(const Tensor& a,
+               const Tensor& b,
+               const Tensor& out,
+               const Caller& where = Caller::current());
+void check_softmax(const Tensor& x,
+                   const Tensor& visible,
+                   const Tensor& out,
+                   const Caller& where = Caller::current());
 void check_rope(const Tensor& x,
                 const Tensor& positions,
                 const Tensor& freq_factors,
                 const RopeParams& params,
                 const Caller& where = Caller::current());
+void check_copy(const Tensor& from, const Tensor& to, const Caller& where = Caller::current());
 void check_concat(const Tensor& a,
                   const Tensor& b,
                   int32_t axis,
                   const Tensor& out,
                   const Caller& where = Caller::current());
+/// The ids themselves are for the op to check.
+void check_gather_rows(const Tensor& x,
+                       const Tensor& ids,
+                       const Tensor& out,
+                       const Caller& where = Caller::current());
+void check_advance_batch(const Tensor& ids,
+                         const Batch& batch,
+                         const Caller& where = Caller::current());
 
 /// Whether every slot of a part of a RecurrentView is one piece.
 bool dense_slots(const Tensor& part);

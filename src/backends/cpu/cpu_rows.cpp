@@ -45,10 +45,6 @@ float* float_row(const Tensor& x, int64_t index) {
     return x.as<float>() + row_offset(x, index);
 }
 
-bool same_shape(const Tensor& a, const Tensor& b) {
-    return a.rank == b.rank && a.shape == b.shape;
-}
-
 std::byte* byte_row(const Tensor& x, int64_t index) {
     return x.as<std::byte>() + dtype_bytes(x.dtype, row_offset(x, index));
 }
@@ -315,8 +311,7 @@ const float* CpuOps::Rows::turns(ThreadPool& pool,
 }
 
 void CpuOps::rms_norm(Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) {
-    check(same_shape(x, out) && x.rank >= 2, "rms_norm: shapes");
-    check(gain.absent() || gain.elements() == x.cols(), "rms_norm: gain");
+    check_rms_norm(x, gain, out);
     if (ex.planning() || x.elements() == 0) return;
     const double elements = static_cast<double>(x.elements());
     const Timed timed(*this, "rms_norm", 4 * elements, 8 * elements);
@@ -331,8 +326,7 @@ void CpuOps::rms_norm(Exec& ex, const Tensor& x, const Tensor& gain, float eps, 
 GemmInput CpuOps::rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants) {
     if (!direct(wants)) return Ops::rms_norm_input(ex, x, gain, eps, wants);
-    check(x.rank == 2, "rms_norm_input: shapes");
-    check(gain.absent() || gain.elements() == x.cols(), "rms_norm_input: gain");
+    check_rms_norm_input(x, gain);
     const int64_t rows = x.rows(), cols = x.cols();
     const GemmInput input = allocate_input(ex, rows, cols, wants);
     if (ex.planning() || x.elements() == 0) return input;
@@ -361,7 +355,7 @@ GemmInput CpuOps::rms_norm_input(
 }
 
 void CpuOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) {
-    check(same_shape(gate, up) && same_shape(gate, out) && gate.rank >= 2, "glu: shapes");
+    check_glu(gate, up, out);
     if (ex.planning() || gate.elements() == 0) return;
     const double elements = static_cast<double>(gate.elements());
     const Timed timed(*this, "glu", 8 * elements, 12 * elements);
@@ -376,7 +370,7 @@ void CpuOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const
 GemmInput CpuOps::glu_input(
     Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
     if (!direct(wants)) return Ops::glu_input(ex, gate, up, kind, wants);
-    check(same_shape(gate, up) && gate.rank >= 2 && gate.rank <= 3, "glu_input: shapes");
+    check_glu_input(gate, up);
     const int64_t heads = gate.rank == 3 ? gate.shape[1] : 1, cols = gate.cols();
     const GemmInput input = allocate_input(ex, gate.rows(), heads * cols, wants);
     const Scope scope(ex.arena);
@@ -394,8 +388,7 @@ GemmInput CpuOps::glu_input(
 GemmInput CpuOps::gated_rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants) {
     if (!direct(wants)) return Ops::gated_rms_norm_input(ex, x, gain, eps, z, wants);
-    check(same_shape(x, z) && x.rank == 3, "gated_rms_norm_input: shapes");
-    check(gain.absent() || gain.elements() == x.cols(), "gated_rms_norm_input: gain");
+    check_gated_rms_norm_input(x, gain, z);
     const int64_t heads = x.shape[1], cols = x.cols();
     const GemmInput input = allocate_input(ex, x.rows(), heads * cols, wants);
     const Scope scope(ex.arena);
@@ -414,7 +407,7 @@ GemmInput CpuOps::gated_rms_norm_input(
 }
 
 void CpuOps::l2_norm(Exec& ex, const Tensor& x, float eps) {
-    check(x.rank >= 2, "l2_norm: shapes");
+    check_l2_norm(x);
     if (ex.planning() || x.elements() == 0) return;
     const double elements = static_cast<double>(x.elements());
     const Timed timed(*this, "l2_norm", 3 * elements, 8 * elements);
@@ -426,7 +419,7 @@ void CpuOps::l2_norm(Exec& ex, const Tensor& x, float eps) {
 }
 
 void CpuOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) {
-    check(same_shape(a, b) && same_shape(a, out) && a.rank >= 2, "add: shapes");
+    check_add(a, b, out);
     if (ex.planning() || a.elements() == 0) return;
     const double elements = static_cast<double>(a.elements());
     const Timed timed(*this, "add", elements, 12 * elements);
@@ -439,8 +432,7 @@ void CpuOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) 
 
 void CpuOps::softmax(
     Exec& ex, const Tensor& x, const Tensor& visible, float scale, const Tensor& out) {
-    check(same_shape(x, out) && x.rank == 2, "softmax: shapes");
-    check(visible.absent() || visible.rows() == x.rows(), "softmax: visible");
+    check_softmax(x, visible, out);
     if (ex.planning() || x.elements() == 0) return;
     const double elements = static_cast<double>(x.elements());
     const Timed timed(*this, "softmax", 8 * elements, 8 * elements);
@@ -475,7 +467,7 @@ void CpuOps::rope(Exec& ex,
 }
 
 void CpuOps::copy(Exec& ex, const Tensor& from, const Tensor& to) {
-    check(same_shape(from, to) && from.rank >= 1, "copy: shapes");
+    check_copy(from, to);
     if (ex.planning() || from.elements() == 0) return;
     const Timed timed(*this, "copy", 0, bytes_of(from) + bytes_of(to));
     copy_rows(pool_, *rows_->kernels, from, to);
@@ -496,8 +488,7 @@ void CpuOps::concat(Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, co
 }
 
 void CpuOps::gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) {
-    check(x.rank == 2 && out.rank == 2 && x.cols() == out.cols() && ids.rows() == out.rows(),
-          "gather_rows: shapes");
+    check_gather_rows(x, ids, out);
     if (ex.planning() || out.elements() == 0) return;
     const Timed timed(*this, "gather_rows", 0, 2 * bytes_of(out));
     const int64_t rows = out.rows(), row_bytes = out.cols() * 4;

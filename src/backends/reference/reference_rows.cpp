@@ -12,10 +12,6 @@
 namespace tessera::reference {
 namespace {
 
-bool same_shape(const Tensor& a, const Tensor& b) {
-    return a.rank == b.rank && a.shape == b.shape;
-}
-
 double activate(Glu kind, double x) {
     switch (kind) {
         case Glu::kSwiGlu:
@@ -171,7 +167,7 @@ double traffic(const Tensor& tensor) {
 
 void ReferenceOps::rms_norm(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) {
-    check(same_shape(x, out) && (gain.absent() || gain.elements() == x.cols()), "rms_norm: shapes");
+    check_rms_norm(x, gain, out);
     if (ex.planning()) return;
     const Counted counted(*this, "rms_norm", 0.0, 2.0 * traffic(x));
     const int64_t cols = x.cols();
@@ -192,7 +188,7 @@ void ReferenceOps::rms_norm(
 
 void ReferenceOps::glu(
     Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) {
-    check(same_shape(gate, up) && same_shape(gate, out), "glu: shapes");
+    check_glu(gate, up, out);
     if (ex.planning()) return;
     const Counted counted(*this, "glu", 0.0, 3.0 * traffic(gate));
     for (int64_t row = 0; row < row_count(gate); ++row) {
@@ -206,7 +202,7 @@ void ReferenceOps::glu(
 }
 
 void ReferenceOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) {
-    check(same_shape(a, b) && same_shape(a, out), "add: shapes");
+    check_add(a, b, out);
     if (ex.planning()) return;
     const Counted counted(*this, "add", static_cast<double>(a.elements()), 3.0 * traffic(a));
     for (int64_t row = 0; row < row_count(a); ++row) {
@@ -219,8 +215,7 @@ void ReferenceOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor&
 
 void ReferenceOps::softmax(
     Exec& ex, const Tensor& x, const Tensor& visible, float scale, const Tensor& out) {
-    check(x.rank == 2 && same_shape(x, out) && (visible.absent() || visible.rows() == x.rows()),
-          "softmax: shapes");
+    check_softmax(x, visible, out);
     if (ex.planning()) return;
     const Counted counted(*this, "softmax", 0.0, 2.0 * traffic(x));
     const auto scaled = [&](float value) {
@@ -276,7 +271,7 @@ void ReferenceOps::rope(Exec& ex,
 }
 
 void ReferenceOps::copy(Exec& ex, const Tensor& from, const Tensor& to) {
-    check(same_shape(from, to), "copy: shapes");
+    check_copy(from, to);
     const Scope scope(ex.arena);
     const Tensor scratch = ex.arena.allocate(DType::kF32, {from.cols()});
     if (ex.planning()) return;
@@ -300,8 +295,7 @@ void ReferenceOps::concat(
 }
 
 void ReferenceOps::gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) {
-    check(x.rank == 2 && out.rank == 2 && ids.rows() == out.rows() && out.cols() == x.cols(),
-          "gather_rows: shapes");
+    check_gather_rows(x, ids, out);
     if (ex.planning()) return;
     const Counted counted(*this, "gather_rows", 0.0, 2.0 * traffic(out));
     for (int64_t i = 0; i < ids.rows(); ++i) {

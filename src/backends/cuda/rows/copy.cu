@@ -77,7 +77,6 @@ void convert_rows(Device& device, const Tensor& from, const Tensor& to) {
 }
 
 void encode_rows(Device& device, const Tensor& from, const Tensor& to) {
-    check(from.cols() % dtype_info(to.dtype).block_elements == 0, "copy: part of a block");
     const rows::CopyArguments arguments =
         copy_arguments(from, to, ceil_div(from.cols(), rows::kChunk));
     device.launch("copy", rows::encode_kernel, blocks_of(arguments.count, rows::kEncodeWarps),
@@ -87,7 +86,7 @@ void encode_rows(Device& device, const Tensor& from, const Tensor& to) {
 }  // namespace
 
 void CudaOps::copy(Exec& ex, const Tensor& from, const Tensor& to) {
-    check(rows::same_shape(from, to) && from.rank >= 1, "copy: shapes");
+    check_copy(from, to);
     if (ex.planning() || from.elements() == 0) return;
     const Timed timed(*this, "copy", 0, rows::bytes_of(from) + rows::bytes_of(to));
     if (from.dtype == to.dtype)

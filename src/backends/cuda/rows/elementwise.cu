@@ -3,6 +3,7 @@
 #include "backends/cuda/rows/elementwise.cuh"
 #include "backends/cuda/rows/input.h"
 #include "backends/cuda/rows/row_map.h"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -117,7 +118,7 @@ GemmInput CudaOps::prepare(Exec& ex, const Tensor& x, ActWants wants) {
 }
 
 void CudaOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) {
-    check(rows::same_shape(a, b) && rows::same_shape(a, out) && a.rank >= 2, "add: shapes");
+    check_add(a, b, out);
     if (ex.planning() || a.elements() == 0) return;
     const auto elements = static_cast<double>(a.elements());
     const Timed timed(*this, "add", elements, 12 * elements);
@@ -133,8 +134,7 @@ void CudaOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out)
 }
 
 void CudaOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) {
-    check(rows::same_shape(gate, up) && rows::same_shape(gate, out) && gate.rank >= 2,
-          "glu: shapes");
+    check_glu(gate, up, out);
     if (ex.planning() || gate.elements() == 0) return;
     const auto elements = static_cast<double>(gate.elements());
     const Timed timed(*this, "glu", 8 * elements, 12 * elements);
@@ -149,7 +149,7 @@ void CudaOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, cons
 
 GemmInput CudaOps::glu_input(
     Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
-    check(rows::same_shape(gate, up) && gate.rank >= 2 && gate.rank <= 3, "glu_input: shapes");
+    check_glu_input(gate, up);
     const int64_t heads = gate.rank == 3 ? gate.shape[1] : 1;
     const GemmInput input = allocate_input(ex, gate.rows(), heads * gate.cols(), wants);
     if (ex.planning() || gate.elements() == 0) return input;
@@ -165,9 +165,7 @@ GemmInput CudaOps::glu_input(
 }
 
 void CudaOps::gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) {
-    check(x.rank == 2 && out.rank == 2 && x.cols() == out.cols() && ids.rows() == out.rows(),
-          "gather_rows: shapes");
-    check(ids.dtype == DType::kI32 && ids.contiguous(), "gather_rows: ids");
+    check_gather_rows(x, ids, out);
     if (ex.planning() || out.elements() == 0) return;
     const Timed timed(*this, "gather_rows", 0, 2 * rows::bytes_of(out));
     rows::GatherWork work;

@@ -3,6 +3,7 @@
 #include "backends/cuda/rows/input.h"
 #include "backends/cuda/rows/norm.cuh"
 #include "backends/cuda/rows/row_map.h"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -26,8 +27,6 @@ void launch_norm(Device& device, std::string_view name, const NormArguments& arg
 }
 
 NormArguments norm_arguments(const Tensor& x, const Tensor& gain, float eps) {
-    check(x.dtype == DType::kF32 && x.rank >= 2, "norm: x is F32 with 2 to 4 axes");
-    check(gain.absent() || gain.elements() == x.cols(), "norm: gain");
     NormArguments arguments;
     arguments.x = rows::row_map<const float>(x);
     arguments.gain = gain.absent() ? nullptr : gain.as<float>();
@@ -42,7 +41,7 @@ NormArguments norm_arguments(const Tensor& x, const Tensor& gain, float eps) {
 
 void CudaOps::rms_norm(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& out) {
-    check(rows::same_shape(x, out), "rms_norm: shapes");
+    check_rms_norm(x, gain, out);
     NormArguments arguments = norm_arguments(x, gain, eps);
     if (ex.planning() || x.elements() == 0) return;
     const auto elements = static_cast<double>(x.elements());
@@ -53,6 +52,7 @@ void CudaOps::rms_norm(
 }
 
 void CudaOps::l2_norm(Exec& ex, const Tensor& x, float eps) {
+    check_l2_norm(x);
     NormArguments arguments = norm_arguments(x, Tensor{}, eps);
     if (ex.planning() || x.elements() == 0) return;
     const auto elements = static_cast<double>(x.elements());
@@ -63,7 +63,7 @@ void CudaOps::l2_norm(Exec& ex, const Tensor& x, float eps) {
 
 GemmInput CudaOps::rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants) {
-    check(x.rank == 2, "rms_norm_input: shapes");
+    check_rms_norm_input(x, gain);
     NormArguments arguments = norm_arguments(x, gain, eps);
     const GemmInput input = allocate_input(ex, x.rows(), x.cols(), wants);
     if (ex.planning() || x.elements() == 0) return input;
@@ -77,7 +77,7 @@ GemmInput CudaOps::rms_norm_input(
 
 GemmInput CudaOps::gated_rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants) {
-    check(rows::same_shape(x, z) && x.rank == 3, "gated_rms_norm_input: shapes");
+    check_gated_rms_norm_input(x, gain, z);
     NormArguments arguments = norm_arguments(x, gain, eps);
     const int64_t heads = x.shape[1];
     const GemmInput input = allocate_input(ex, x.rows(), heads * x.cols(), wants);

@@ -61,10 +61,6 @@ inline bool aligned(const Tensor& tensor) {
     return true;
 }
 
-inline bool same_shape(const Tensor& a, const Tensor& b) {
-    return a.rank == b.rank && a.shape == b.shape;
-}
-
 inline double bytes_of(const Tensor& tensor) {
     const DTypeInfo& info = dtype_info(tensor.dtype);
     return static_cast<double>(tensor.elements()) * info.block_bytes / info.block_elements;

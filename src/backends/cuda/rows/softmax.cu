@@ -4,14 +4,13 @@
 
 #include "backends/cuda/rows/row_map.h"
 #include "backends/cuda/rows/softmax.cuh"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 
 void CudaOps::softmax(
     Exec& ex, const Tensor& x, const Tensor& visible, float scale, const Tensor& out) {
-    check(rows::same_shape(x, out) && x.rank == 2, "softmax: shapes");
-    check(visible.absent() || (visible.rows() == x.rows() && visible.contiguous()),
-          "softmax: visible");
+    check_softmax(x, visible, out);
     if (ex.planning() || x.elements() == 0) return;
     const auto elements = static_cast<double>(x.elements());
     const Timed timed(*this, "softmax", 8 * elements, 8 * elements);
