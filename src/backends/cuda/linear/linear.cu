@@ -151,6 +151,11 @@ void launch_product(Device& device, const ProductCall& call) {
     }
     const bool tensor_cores = prompt && view.format == ActFormat::kBF16;
     const Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
+#if TESSERA_SM90A
+    if (tensor_cores && call.work == nullptr && call.weight.format == DType::kNVFP4 && p.x_paired &&
+        device.properties().major == 9)
+        return run_gemm_sm90(device, p);
+#endif
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
