@@ -104,6 +104,7 @@ Product product_of(const ProductCall& call, const ActView& view) {
     p.x = view.values.data;
     p.x_stride = view.values.stride[0];
     p.x_f32 = f32;
+    p.x_paired = view.transposed_pairs;
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
     p.out = call.out.as<float>();
@@ -150,7 +151,13 @@ void launch_product(Device& device, const ProductCall& call) {
     }
     const bool tensor_cores = prompt && view.format == ActFormat::kBF16;
     const Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
+#if TESSERA_SM90A
+    if (tensor_cores && call.work == nullptr && call.weight.format == DType::kNVFP4 && p.x_paired &&
+        device.properties().major == 9)
+        return run_gemm_sm90(device, p);
+#endif
     check(run != nullptr, "no kernel for a weight of this format");
+    check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
 }
 

@@ -12,5 +12,12 @@ __device__ __forceinline__ void make_opaque(float& value) {
 __device__ __forceinline__ void make_opaque(int32_t& value) {
     asm volatile("" : "+r"(value));
 }
+__device__ __forceinline__ void make_opaque(uint32_t& value) {
+    asm volatile("" : "+r"(value));
+}
+template <class T>
+__device__ __forceinline__ void make_opaque(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
+}
 
 }  // namespace tessera::cuda

@@ -1,0 +1,22 @@
+#pragma once
+// Loads from shared memory by its own addresses, in the order of the program.
+
+#include <cstdint>
+
+namespace tessera::cuda {
+
+__device__ __forceinline__ uint2 load_shared_pair(uint32_t address) {
+    uint2 two;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(two.x), "=r"(two.y)
+                 : "r"(address)
+                 : "memory");
+    return two;
+}
+__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
+    uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+    return word;
+}
+
+}  // namespace tessera::cuda
