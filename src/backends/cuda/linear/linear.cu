@@ -58,6 +58,17 @@ Run gemm_of(DType format) {
     }
 }
 
+/// The product on tensor cores of Hopper, null where there is none.
+Run hopper_gemm_of([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    if (device.properties().major == 9) {
+        if (format == DType::kNVFP4) return run_gemm_sm90<DType::kNVFP4>;
+        if (format == DType::kMXFP4) return run_gemm_sm90<DType::kMXFP4>;
+    }
+#endif
+    return nullptr;
+}
+
 Run gemv_of(DType format) {
     switch (format) {
         case DType::kF32:
@@ -150,12 +161,11 @@ void launch_product(Device& device, const ProductCall& call) {
         p.out_pairs = p.out_pairs && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(float)) == 0;
     }
     const bool tensor_cores = prompt && view.format == ActFormat::kBF16;
-    const Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
-#if TESSERA_SM90A
-    if (tensor_cores && call.work == nullptr && call.weight.format == DType::kNVFP4 && p.x_paired &&
-        device.properties().major == 9)
-        return run_gemm_sm90(device, p);
-#endif
+    Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
+    if (tensor_cores && call.work == nullptr && p.x_paired && p.x_aligned) {
+        const Run hopper = hopper_gemm_of(device, call.weight.format);
+        if (hopper != nullptr) run = hopper;
+    }
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);

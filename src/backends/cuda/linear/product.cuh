@@ -145,8 +145,10 @@ inline int64_t rows_per_matrix(const Product& p) {
 /// Tiles of 128 rows of the weight by 128 or 32 rows of x, bf16 activations: gemm.cuh.
 template <DType F>
 void run_gemm(Device& device, Product& product);
-/// The same for NVFP4 weights and rows of x with transposed pairs on Hopper: gemm_sm90.cuh.
-void run_gemm_sm90(Device& device, const Product& product);
+/// The same on Hopper for plain products of NVFP4 and MXFP4 weights with rows of x whose pairs are
+/// transposed: gemm_sm90.cuh.
+template <DType F>
+void run_gemm_sm90(Device& device, Product& product);
 /// Rows of the weight against up to 8 rows of x, sums in f32 of exact weights: gemv.cuh.
 template <DType F>
 void run_gemv(Device& device, Product& product);

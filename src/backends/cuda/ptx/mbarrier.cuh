@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/ptx/shared_address.cuh"
+#include "backends/cuda/ptx/mma.cuh"
 
 namespace tessera::cuda {
 
@@ -44,18 +44,6 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, uint32_t blo
         "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(shared_address(barrier)),
         "r"(block)
         : "memory");
-}
-
-__device__ __forceinline__ uint32_t block_in_cluster() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-/// All threads of all blocks of the cluster meet.
-__device__ __forceinline__ void cluster_meet() {
-    asm volatile(
-        "barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
-            : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(Barrier* barrier, uint32_t parity) {

@@ -31,8 +31,4 @@ __device__ __forceinline__ void copy_box_multicast(
         : "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 }  // namespace tessera::cuda
