@@ -20,6 +20,12 @@ EXPECTED = {  # what stands for: tensor cores, asynchronous copies, fragments fr
     "sm_90a": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM", "HGMMA.64x256x16.F32.BF16", "UTMALDG", "SYNCS"),
     "sm_120": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
 }
+# Bytes of local memory that a kernel may have, and why.
+LOCAL = {
+    # Non-finite values are added through an array, on a path that nothing else takes; the warps that copy and clean
+    # pages have 32 registers, so that those that multiply have 240.
+    "attend_wide_tiles": 640,
+}
 # ptxas 13.0 makes a numeric conversion of the store of one byte of a half-precision result.
 KNOWN_FAULT = "F2I.U8.F16"
 
@@ -45,7 +51,7 @@ def spills(image):
     text = subprocess.run([tool("cuobjdump"), "-res-usage", str(image)], capture_output=True, text=True, check=True).stdout
     for name, usage in re.findall(r"Function (\S+):\s*\n\s*(REG:.*)", text):
         local = int(re.search(r"LOCAL:(\d+)", usage).group(1)) + int(re.search(r"STACK:(\d+)", usage).group(1))
-        if local:
+        if local > next((most for part, most in LOCAL.items() if part in name), 0):
             yield name, local
 
 

@@ -22,7 +22,6 @@
 #include <cstdint>
 
 #include "backends/cuda/linear/product.cuh"
-#include "backends/cuda/linear/tensor_map.h"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/load_shared.cuh"
 #include "backends/cuda/ptx/mbarrier.cuh"
@@ -31,6 +30,7 @@
 #include "backends/cuda/ptx/setmaxnreg.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/tensor_map.h"
 
 namespace tessera::cuda {
 namespace sm90 {
@@ -507,34 +507,32 @@ Operands operands_of(const Product& product, int multiprocessors) {
     return p;
 }
 
-inline MatrixMap x_matrix(const Product& product) {
-    return {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            .base = product.x,
-            .rows = product.rows,
-            .cols = product.k,
-            .stride = product.x_stride * 2,
-            .box_rows = kBoxRows,
-            .box_cols = kHalfColumns,
-            .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+inline CUtensorMap x_map(const Product& product) {
+    return tensor_map(
+        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+         .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+         .data = product.x,
+         .axes = 2,
+         .shape = {static_cast<uint64_t>(product.k), static_cast<uint64_t>(product.rows)},
+         .stride_bytes = {static_cast<uint64_t>(product.x_stride) * 2},
+         .box = {kHalfColumns, kBoxRows}});
 }
-inline MatrixMap weight_matrix(const Product& product) {
-    const int64_t bytes = product.units * kPieceBytes;
-    return {.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            .base = product.codes,
-            .rows = product.n,
-            .cols = bytes,
-            .stride = bytes,
-            .box_rows = kFeatures,
-            .box_cols = kWeightRowBytes,
-            .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
+inline CUtensorMap weight_map(const Product& product) {
+    const auto bytes = static_cast<uint64_t>(product.units) * kPieceBytes;
+    return tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                       .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
+                       .data = product.codes,
+                       .axes = 2,
+                       .shape = {bytes, static_cast<uint64_t>(product.n)},
+                       .stride_bytes = {bytes},
+                       .box = {kWeightRowBytes, kFeatures}});
 }
 
 template <DType F, int Max>
 void launch(Device& device, const Product& product, const Operands& p) {
     const int clusters = std::min(p.items, device.multiprocessors() / kBlocks);
     device.launch("gemm_sm90", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
-                  dim3(kThreads), sizeof(Shared<Max>), tensor_map(x_matrix(product)),
-                  tensor_map(weight_matrix(product)), p);
+                  dim3(kThreads), sizeof(Shared<Max>), x_map(product), weight_map(product), p);
 }
 
 }  // namespace sm90
