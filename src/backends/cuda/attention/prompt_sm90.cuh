@@ -483,6 +483,14 @@ __device__ __forceinline__ void init_wide_barriers(WideShared<Form>& shared) {
     barrier_init_fence();
 }
 
+/// Registers of a thread of warpgroup 0 and of the others. The block owns what it was launched
+/// with, an equal share a thread in units of eight; asking for more than the others gave back waits
+/// for ever.
+constexpr int32_t kCopyRegisters = 24, kProductRegisters = 240;
+constexpr int32_t kLaunchRegisters = 65536 / kWideThreads / 8 * 8;
+static_assert(kCopyRegisters + 2 * kProductRegisters <= 3 * kLaunchRegisters &&
+              kWideThreads == 3 * kWarpgroup);
+
 /// Grid: at most one block a multiprocessor.
 template <class Form>
 __global__ void __launch_bounds__(kWideThreads, 1)
@@ -499,13 +507,13 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     __syncthreads();
     const int32_t warp = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x / 32), 0);
     if (warp < 4) {
-        fewer_registers<32>();
+        fewer_registers<kCopyRegisters>();
         if (warp == 0)
             copy_pages<Form>(args, &key_map, &value_map, shared);
         else
             clean_values<Form>(args, shared);
     } else {
-        more_registers<240>();
+        more_registers<kProductRegisters>();
         attend_columns<Form>(args, warp / 4 - 1, warp % 4, shared);
     }
 }
