@@ -45,6 +45,12 @@ inline constexpr int kWeightRowBytes = kStageUnits * kPieceBytes;
 inline constexpr int kBlocks = 2;    ///< of a cluster
 inline constexpr int kBoxRows = 32;  ///< tokens of a copy
 inline constexpr int kLoaders = 4;   ///< warps that bring operands
+/// Registers of a thread that brings operands and of one that multiplies. A block owns those it was
+/// launched with, an equal share a thread in units of eight: asking for more waits for ever.
+inline constexpr int kLoaderRegisters = 40, kProductRegisters = 232;
+inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+static_assert(kLoaderRegisters + kWarpgroups * kProductRegisters <=
+              (1 + kWarpgroups) * kLaunchRegisters);
 
 /// What the kernel takes of a Product, and how the tiles are cut.
 struct Operands {
@@ -451,10 +457,10 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     }
     cluster_meet();
     if (threadIdx.x < 128) {
-        fewer_registers<40>();
+        fewer_registers<kLoaderRegisters>();
         produce<F, Max>(&x_map, &weight_map, p, shared);
     } else {
-        more_registers<232>();
+        more_registers<kProductRegisters>();
         consume<Max>(p, shared);
     }
     __syncwarp();
@@ -462,9 +468,14 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     cluster_meet();
 }
 
+/// Clusters that a card holds at a time.
+inline int clusters_of(int multiprocessors) {
+    return std::max(multiprocessors / kBlocks, 1);
+}
+
 /// Cuts the product into tiles: waves of whole ones, the last tiles in pieces where that is faster.
 inline void cut_tiles(Operands& p, int multiprocessors) {
-    const int64_t clusters = std::max(multiprocessors / kBlocks, 1);
+    const int64_t clusters = clusters_of(multiprocessors);
     const int64_t features = ceil_div(p.n, int64_t{kFeatures} * kBlocks);
     // What a tile of 256, 128 and 64 tokens takes.
     const auto cost = [](int tokens) { return tokens == 256 ? 100 : tokens == 128 ? 61 : 50; };
@@ -530,7 +541,7 @@ inline CUtensorMap weight_map(const Product& product) {
 
 template <DType F, int Max>
 void launch(Device& device, const Product& product, const Operands& p) {
-    const int clusters = std::min(p.items, device.multiprocessors() / kBlocks);
+    const int clusters = std::min(p.items, clusters_of(device.multiprocessors()));
     device.launch("gemm_sm90", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
                   dim3(kThreads), sizeof(Shared<Max>), x_map(product), weight_map(product), p);
 }
