@@ -25,7 +25,7 @@ HOPPER = ("HGMMA.64x256x16.F32.BF16", "UTMALDG", "SYNCS")
 # Bytes of local memory that a kernel may have, and why.
 LOCAL = {
     # Non-finite values are added through an array, on a path that nothing else takes; the warps that copy and clean
-    # pages have 32 registers, so that those that multiply have 240.
+    # pages have 24 registers, so that those that multiply have 240.
     "attend_wide_tiles": 640,
 }
 # ptxas 13.0 makes a numeric conversion of the store of one byte of a half-precision result.

@@ -197,8 +197,13 @@ __device__ __forceinline__ void copy_pages(const PromptArgs& args,
     constexpr uint32_t kPageBytes = kPageTokens * Form::kHeadSize * 2;
     const bool leader = threadIdx.x % 32 == 0;
     Turn keys, values, raw, tiles;
+    // No lane may still look at a barrier when what the leader starts makes it go on.
+    const auto wait_empty = [](Barrier* empty, const Turn& turn) {
+        barrier_wait(empty, turn.parity ^ 1u);
+        __syncwarp();
+    };
     const auto copy_values = [&](const WideTile& tile, int32_t page, int32_t place) {
-        barrier_wait(&shared.values_empty[values.slot], values.parity ^ 1u);
+        wait_empty(&shared.values_empty[values.slot], values);
         const bool masked = tile.masks(page * kPageTokens, kPageTokens, args.window);
         Barrier* full = masked ? &shared.values_raw[raw.slot] : &shared.values_full[values.slot];
         if (leader) {
@@ -218,7 +223,7 @@ __device__ __forceinline__ void copy_pages(const PromptArgs& args,
         WideTile tile = {};
         if (round < rounds && !find_wide_tile<Form::kStepKeys>(args, count, round, rounds, tile))
             continue;
-        barrier_wait(&shared.tiles_empty[tiles.slot], tiles.parity ^ 1u);
+        wait_empty(&shared.tiles_empty[tiles.slot], tiles);
         if (leader) {
             shared.tiles[tiles.slot] = tile;
             barrier_arrive(&shared.tiles_full[tiles.slot]);
@@ -241,7 +246,7 @@ __device__ __forceinline__ void copy_pages(const PromptArgs& args,
                 last_places[p] = places[p], places[p] = next_places[p],
                 next_places[p] = place_of((step + 1) * kPages + p);
             if (step < tile.end_step) {
-                barrier_wait(&shared.keys_empty[keys.slot], keys.parity ^ 1u);
+                wait_empty(&shared.keys_empty[keys.slot], keys);
                 Barrier* full = &shared.keys_full[keys.slot];
                 if (leader) {
                     barrier_arrive_expect(full, kPageBytes * kPages);
