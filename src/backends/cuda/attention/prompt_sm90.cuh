@@ -145,8 +145,8 @@ __device__ __forceinline__ void start_sums(const WideShared<Form>& shared,
     const uint32_t b = wgmma_start(shared.values[slot]);
 #pragma unroll
     for (int32_t k = 0; k < 4; ++k)
-        wgmma_columns<Form::kHalf>(sums, parts[first_part + k],
-                                   wgmma_columns_from(b + 128 * k, kPageTokens * 128));
+        wgmma<Form::kHalf, true>(sums, parts[first_part + k],
+                                 wgmma_columns_from(b + 128 * k, kPageTokens * 128), true);
 }
 
 /// Whether a column at `position` sees `key`.

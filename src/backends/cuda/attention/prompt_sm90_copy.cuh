@@ -8,7 +8,7 @@
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/setmaxnreg.cuh"
 #include "backends/cuda/ptx/tma.cuh"
-#include "backends/cuda/ptx/wgmma_attention.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
 
 namespace tessera::cuda {
 

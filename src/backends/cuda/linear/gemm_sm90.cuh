@@ -384,7 +384,7 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
     for (int step = 0; step < p.steps; ++step) {
         const int stage = ring.stage, before = ring.before();
         const bool last = step + 1 == p.steps;
-        const uint64_t x = wgmma_rows_128(shared_address(shared.x[stage]));
+        const uint64_t x = wgmma_rows_from(wgmma_start(shared.x[stage]));
         ring.next();
 #pragma unroll
         for (int unit = 0; unit < kStageUnits; ++unit) {
@@ -393,7 +393,7 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
             for (int s = 0; s < 2; ++s) {
                 constexpr int kHalfBytes = Tokens * kHalfColumns * 2;
                 const int offset = unit / 2 * kHalfBytes + unit % 2 * 64 + s * 32;
-                Wgmma<Tokens>::bf16(sums, a[unit % 2][s], x + static_cast<uint64_t>(offset >> 4),
+                wgmma<false, false>(sums, a[unit % 2][s], x + static_cast<uint64_t>(offset >> 4),
                                     true);
             }
             wgmma_commit();

@@ -36,12 +36,6 @@ struct HalfArgs {
 __device__ __forceinline__ uint32_t pack_half(float x, float y) {
     return kHalfIsBf16 ? saturate_bf16(x, y) : saturate_f16(x, y);
 }
-__device__ __forceinline__ float2 unpack_half(uint32_t pair) {
-    if constexpr (kHalfIsBf16)
-        return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-    else
-        return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-}
 __device__ __forceinline__ void mma_half(float (&c)[4],
                                          const uint32_t (&a)[4],
                                          uint32_t b0,

@@ -16,7 +16,6 @@
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/ptx/load_if.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
-#include "backends/cuda/ptx/wgmma_f16.cuh"
 #include "backends/cuda/recurrent/half_prepare.cuh"
 
 namespace tessera::cuda {
@@ -54,15 +53,21 @@ __device__ __forceinline__ void finish_products(float (&sums)[kCount][4]) {
     settle(sums);
 }
 
+/// Sums as wgmma.cuh has them.
+template <int kCount>
+__device__ __forceinline__ float (&flat(float (&sums)[kCount][4]))[4 * kCount] {
+    return reinterpret_cast<float(&)[4 * kCount]>(sums);
+}
+
 /// out = S keys^T; keys are the two images of K or Q.
 __device__ __forceinline__ void multiply_by_keys(const uint32_t (&s)[8][4],
                                                  const uint16_t (&keys)[2][kChunk * 64],
                                                  float (&out)[kTiles][4]) {
-    const uint64_t right = wgmma_rows_128(shared_address(keys));
+    const uint64_t right = wgmma_rows_from(wgmma_start(keys));
 #pragma unroll
     for (int32_t depth = 0; depth < 8; ++depth)
-        multiply_group<kHalfIsBf16>(
-            out, s[depth],
+        wgmma<!kHalfIsBf16, false>(
+            flat(out), s[depth],
             right + static_cast<uint64_t>(depth / 4 * (kChunk * 128 >> 4) + depth % 4 * 2),
             depth > 0);
 }
@@ -72,22 +77,22 @@ template <bool kAdd>
 __device__ __forceinline__ void multiply_by_square(const uint32_t (&x)[kBlocks][4],
                                                    const uint16_t (&square)[kSquareElements],
                                                    float (&out)[kTiles][4]) {
-    const uint64_t right = wgmma_rows_128(shared_address(square));
+    const uint64_t right = wgmma_rows_from(wgmma_start(square));
 #pragma unroll
     for (int32_t depth = 0; depth < kBlocks; ++depth)
-        multiply_group<kHalfIsBf16>(out, x[depth], right + static_cast<uint64_t>(depth * 2),
-                                    kAdd || depth > 0);
+        wgmma<!kHalfIsBf16, false>(flat(out), x[depth], right + static_cast<uint64_t>(depth * 2),
+                                   kAdd || depth > 0);
 }
 
 /// state += d K.
 __device__ __forceinline__ void add_to_state(const uint32_t (&d)[kBlocks][4],
                                              const uint16_t (&keys)[2][kChunk * 64],
                                              float (&state)[16][4]) {
-    const uint64_t right = wgmma_columns_128(shared_address(keys), kChunk * 128);
+    const uint64_t right = wgmma_columns_from(wgmma_start(keys), kChunk * 128);
 #pragma unroll
     for (int32_t depth = 0; depth < kBlocks; ++depth)
-        multiply_group_columns<kHalfIsBf16>(state, d[depth],
-                                            right + static_cast<uint64_t>(depth * (16 * 128 >> 4)));
+        wgmma<!kHalfIsBf16, true>(flat(state), d[depth],
+                                  right + static_cast<uint64_t>(depth * (16 * 128 >> 4)), true);
 }
 
 /// Tiles side by side as left operands; `most` takes the largest magnitudes.
