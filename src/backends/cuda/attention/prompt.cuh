@@ -33,18 +33,6 @@ struct RowState {
     float total[2];    ///< of this lane's keys
 };
 
-template <bool kHalf>
-__device__ __forceinline__ void multiply(float (&c)[4],
-                                         const uint32_t (&a)[4],
-                                         uint32_t b0,
-                                         uint32_t b1) {
-    const uint32_t b[2] = {b0, b1};
-    if constexpr (kHalf)
-        mma_f16(c, a, b);
-    else
-        mma_bf16(c, a, b);
-}
-
 /// scores (8 fragments of 8 keys) = queries keys^T. Unrolled in full, the largest heads would run
 /// out of registers.
 template <int32_t kHeadSize, bool kHalf>
@@ -68,8 +56,8 @@ __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& sha
             uint32_t b[4];
             load_matrices(
                 b, shared.keys + tile_place<kHeadSize>(16 * n + key_row, 2 * k + lane / 8 % 2));
-            multiply<kHalf>(scores[2 * n], a, b[0], b[1]);
-            multiply<kHalf>(scores[2 * n + 1], a, b[2], b[3]);
+            mma_16bit<kHalf>(scores[2 * n], a, b[0], b[1]);
+            mma_16bit<kHalf>(scores[2 * n + 1], a, b[2], b[3]);
         }
     }
 }
@@ -77,6 +65,22 @@ __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& sha
 __device__ __forceinline__ bool is_visible(const PromptArgs& args, int32_t position, int32_t key) {
     const int32_t age = position - key;
     return age >= 0 && (args.window <= 0 || age < args.window);
+}
+
+/// What the sums of a row are multiplied by in the end: 1 / total, or with one more score, a sink,
+/// whose values are 0 and which may be the largest.
+__device__ __forceinline__ float inverse_total(const PromptArgs& args,
+                                               int64_t head,
+                                               float total,
+                                               float largest) {
+    float inverse = 1.0f / total;
+    if (args.sinks != nullptr) {
+        const float sink = __fmul_rn(args.sinks[head], 1.44269504f);
+        const float level = fmaxf(largest, sink);
+        const float shrink = exp2f(largest - level);
+        inverse = shrink / fmaf(total, shrink, exp2f(sink - level));
+    }
+    return inverse;
 }
 
 /// Products to scores in powers of 2; -inf where `masked` and the column does not see the key.
@@ -255,8 +259,8 @@ __device__ __forceinline__ void multiply_values(const PromptShared<kHeadSize>& s
             uint32_t b[4];
             load_matrices_transposed(
                 b, shared.values + tile_place<kHeadSize>(16 * k + lane % 16, 2 * n + lane / 16));
-            multiply<kHalf>(sums[2 * n], a, b[0], b[1]);
-            multiply<kHalf>(sums[2 * n + 1], a, b[2], b[3]);
+            mma_16bit<kHalf>(sums[2 * n], a, b[0], b[1]);
+            mma_16bit<kHalf>(sums[2 * n + 1], a, b[2], b[3]);
         }
     }
 }
@@ -288,14 +292,7 @@ __device__ __forceinline__ void write_tile(const PromptArgs& args,
         const int64_t token = tile.first_row + column / args.group;
         const int64_t head = int64_t{kv_head} * args.group + column % args.group;
         float* out = args.out + token * args.out_stride + head * args.head_size;
-        float inverse = 1.0f / total;
-        if (args.sinks != nullptr) {
-            // One more score, whose values are 0, may be the largest.
-            const float sink = __fmul_rn(args.sinks[head], 1.44269504f);
-            const float level = fmaxf(state.largest[half], sink);
-            const float shrink = exp2f(state.largest[half] - level);
-            inverse = shrink / fmaf(total, shrink, exp2f(sink - level));
-        }
+        const float inverse = inverse_total(args, head, total, state.largest[half]);
 #pragma unroll
         for (int32_t n = 0; n < kHeadSize / 8; ++n) {
             const int32_t element = 8 * n + lane % 4 * 2;
@@ -335,7 +332,7 @@ __global__ void __launch_bounds__(kPromptThreads, kHeadSize > 64 ? 2 : 3)
     // Late tiles see the most keys: they start first, so that none of them is left alone at the
     // end.
     const auto blocks_behind = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);
-    const PromptTile tile = find_tile(args, blocks_behind / args.kv_heads);
+    const PromptTile tile = find_tile<kTileColumns>(args, blocks_behind / args.kv_heads);
     if (tile.columns == 0) return;
 
     load_queries<kHeadSize, kHalf>(args, tile, kv_head, shared);

@@ -320,14 +320,7 @@ __device__ __forceinline__ void write_columns(const PromptArgs& args,
     const int64_t token = tile.columns.first_row + column / args.group;
     const int64_t head = int64_t{tile.kv_head} * args.group + column % args.group;
     float* out = args.out + token * args.out_stride + head * args.head_size;
-    float inverse = 1.0f / total;
-    if (args.sinks != nullptr) {
-        // One more score, whose values are 0, may be the largest.
-        const float sink = __fmul_rn(args.sinks[head], 1.44269504f);
-        const float level = fmaxf(state.largest[kUpper], sink);
-        const float shrink = exp2f(state.largest[kUpper] - level);
-        inverse = shrink / fmaf(total, shrink, exp2f(sink - level));
-    }
+    const float inverse = inverse_total(args, head, total, state.largest[kUpper]);
     // Neighbouring lanes exchange pairs of two groups of eight columns: each has four in a row
     // then.
     const bool odd = lane % 2 != 0;
@@ -351,7 +344,7 @@ template <class Form, int32_t kFirst>
 __device__ __forceinline__ void finish_sums(const PromptArgs& args,
                                             const WideTile& tile,
                                             int32_t page,
-                                            Turn& values,
+                                            Ring<Form::kValueStages>& values,
                                             WideShared<Form>& shared,
                                             const WideState& state,
                                             const uint32_t (&parts)[Form::kStepKeys / 16][4],
@@ -363,7 +356,7 @@ __device__ __forceinline__ void finish_sums(const PromptArgs& args,
         __syncwarp();  // all lanes have read the marks
     }
     if (threadIdx.x % 32 == 0) barrier_arrive(&shared.values_empty[values.slot]);
-    values.advance(Form::kValueStages);
+    values.next();
 }
 
 template <class Form>
@@ -373,7 +366,9 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
                                                WideShared<Form>& shared) {
     constexpr int32_t kPages = Form::kPages;
     const bool leader = threadIdx.x % 32 == 0, capped = args.softcap > 0.0f;
-    Turn keys, values, tiles;
+    Ring<Form::kKeyStages> keys;
+    Ring<Form::kValueStages> values;
+    Ring<2> tiles;
     // The first turn is warpgroup 1's.
     if (Form::kTurns && group == 1) named_arrive(4, 2 * kWarpgroup);
     for (WideTile tile; next_tile(shared, tiles, tile);) {
@@ -392,19 +387,19 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
             return advance_wide_softmax(state, capped, scores);
         };
         const auto wait_values = [&] {
-            Turn turn = values;
+            auto turn = values;
 #pragma unroll
             for (int32_t p = 0; p < kPages; ++p) {
                 barrier_wait(&shared.values_full[turn.slot], turn.parity);
-                turn.advance(Form::kValueStages);
+                turn.next();
             }
         };
         const auto start_values = [&] {
-            Turn turn = values;
+            auto turn = values;
 #pragma unroll
             for (int32_t p = 0; p < kPages; ++p) {
                 start_sums<Form>(shared, turn.slot, parts, 4 * p, sums);
-                turn.advance(Form::kValueStages);
+                turn.next();
             }
             wgmma_commit();
         };
@@ -416,7 +411,7 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
         };
         const auto end_keys = [&] {
             if (leader) barrier_arrive(&shared.keys_empty[keys.slot]);
-            keys.advance(Form::kKeyStages);
+            keys.next();
         };
 
         barrier_wait(&shared.keys_full[keys.slot], keys.parity);

@@ -62,42 +62,6 @@ struct WideShared {
     float factors[kWideColumns];
 };
 
-/// Number of a use of a ring of slots.
-struct Turn {
-    int32_t slot = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void advance(int32_t slots) {
-        if (++slot == slots) slot = 0, parity ^= 1u;
-    }
-};
-
-/// The tile with this number; columns = 0 behind the last. All lanes of a warp together.
-__device__ __forceinline__ PromptTile find_columns(const PromptArgs& args, int32_t index) {
-    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const int32_t sequences = args.batch.sequences;
-    for (int32_t base = 0; base < sequences; base += 32) {
-        const int32_t first = min(base + lane, sequences), last = min(first + 1, sequences);
-        const int32_t begin = min(args.batch.seq_start[first], args.prompt_rows);
-        const int32_t columns =
-            (min(args.batch.seq_start[last], args.prompt_rows) - begin) * args.group;
-        int32_t passed = (columns + kWideColumns - 1) / kWideColumns;
-        const int32_t tiles = passed;
-#pragma unroll
-        for (int32_t offset = 1; offset < 32; offset *= 2) {
-            const int32_t before = __shfl_up_sync(0xffffffffu, passed, offset);
-            if (lane >= offset) passed += before;
-        }
-        const int32_t owner = __popc(__ballot_sync(0xffffffffu, passed <= index));
-        if (owner < 32) {
-            const int32_t own_index = index - __shfl_sync(0xffffffffu, passed - tiles, owner);
-            return {base + owner, __shfl_sync(0xffffffffu, begin, owner),
-                    __shfl_sync(0xffffffffu, columns, owner), own_index * kWideColumns};
-        }
-        index -= __shfl_sync(0xffffffffu, passed, 31);
-    }
-    return {0, 0, 0, 0};
-}
-
 /// Tiles of all sequences, of one kv head. All lanes of a warp together.
 __device__ __forceinline__ int32_t count_tiles(const PromptArgs& args) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
@@ -132,7 +96,7 @@ __device__ __forceinline__ bool find_wide_tile(
     const int32_t index = tile_number(round, rounds);
     if (index >= tiles * args.kv_heads) return false;
     tile.kv_head = index % args.kv_heads;
-    tile.columns = find_columns(args, tiles - 1 - index / args.kv_heads);
+    tile.columns = find_tile<kWideColumns>(args, tiles - 1 - index / args.kv_heads);
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t first = tile.columns.first_column / args.group;
     const int32_t last =
@@ -158,7 +122,9 @@ __device__ __forceinline__ int32_t uniform(int32_t value) {
 
 /// The next tile of the block; false behind the last.
 template <class Form>
-__device__ __forceinline__ bool next_tile(WideShared<Form>& shared, Turn& tiles, WideTile& tile) {
+__device__ __forceinline__ bool next_tile(WideShared<Form>& shared,
+                                          Ring<2>& tiles,
+                                          WideTile& tile) {
     barrier_wait(&shared.tiles_full[tiles.slot], tiles.parity);
     tile = shared.tiles[tiles.slot];
     // The same for all lanes, in a form that lets the compiler know it.
@@ -169,7 +135,7 @@ __device__ __forceinline__ bool next_tile(WideShared<Form>& shared, Turn& tiles,
     tile.end_step = uniform(tile.end_step);
     __syncwarp();  // all lanes have read the rest too
     if (threadIdx.x % 32 == 0) barrier_arrive(&shared.tiles_empty[tiles.slot]);
-    tiles.advance(2);
+    tiles.next();
     return tile.columns.columns > 0;
 }
 
@@ -196,9 +162,11 @@ __device__ __forceinline__ void copy_pages(const PromptArgs& args,
     constexpr int32_t kPages = Form::kPages, kSlices = Form::kSlices;
     constexpr uint32_t kPageBytes = kPageTokens * Form::kHeadSize * 2;
     const bool leader = threadIdx.x % 32 == 0;
-    Turn keys, values, raw, tiles;
+    Ring<Form::kKeyStages> keys;
+    Ring<Form::kValueStages> values, raw;
+    Ring<2> tiles;
     // No lane may still look at a barrier when what the leader starts makes it go on.
-    const auto wait_empty = [](Barrier* empty, const Turn& turn) {
+    const auto wait_empty = [](Barrier* empty, const auto& turn) {
         barrier_wait(empty, turn.parity ^ 1u);
         __syncwarp();
     };
@@ -213,8 +181,8 @@ __device__ __forceinline__ void copy_pages(const PromptArgs& args,
                 copy_box(shared.values[values.slot][s], value_map,
                          make_int4(64 * s, 0, tile.kv_head, place), full);
         }
-        values.advance(Form::kValueStages);
-        if (masked) raw.advance(Form::kValueStages);
+        values.next();
+        if (masked) raw.next();
     };
     const auto blocks = static_cast<int32_t>(gridDim.x);
     const int32_t count = count_tiles(args);
@@ -228,7 +196,7 @@ __device__ __forceinline__ void copy_pages(const PromptArgs& args,
             shared.tiles[tiles.slot] = tile;
             barrier_arrive(&shared.tiles_full[tiles.slot]);
         }
-        tiles.advance(2);
+        tiles.next();
         if (round == rounds) return;
         prefetch_queries(args, tile);
         const int32_t* table = args.batch.table(tile.columns.sequence);
@@ -257,7 +225,7 @@ __device__ __forceinline__ void copy_pages(const PromptArgs& args,
                             copy_box(shared.keys[keys.slot][s] + p * kPageTokens * 64, key_map,
                                      make_int4(64 * s, 0, tile.kv_head, places[p]), full);
                 }
-                keys.advance(Form::kKeyStages);
+                keys.next();
             }
             if (step == tile.first_step) continue;
 #pragma unroll
@@ -295,14 +263,15 @@ __device__ __forceinline__ void clean_values(const PromptArgs& args, WideShared<
     constexpr int32_t kPages = Form::kPages;
     constexpr int32_t kPieces = kPageTokens * Form::kHeadSize / 8;
     const int32_t thread = static_cast<int32_t>(threadIdx.x) - 32, window = args.window;
-    Turn values, raw, tiles;
+    Ring<Form::kValueStages> values, raw;
+    Ring<2> tiles;
     for (WideTile tile; next_tile(shared, tiles, tile);) {
         for (int32_t page = tile.first_step * kPages; page < tile.end_step * kPages; ++page) {
             const int32_t slot = values.slot, first_key = page * kPageTokens;
-            values.advance(Form::kValueStages);
+            values.next();
             if (!tile.masks(first_key, kPageTokens, window)) continue;
             barrier_wait(&shared.values_raw[raw.slot], raw.parity);
-            raw.advance(Form::kValueStages);
+            raw.next();
             auto* pieces = reinterpret_cast<uint4*>(shared.values[slot][0]);
             uint32_t sum = 0;
 #pragma unroll 3

@@ -52,7 +52,9 @@ struct PromptTile {
     int32_t sequence, first_row, columns, first_column;
 };
 
-/// The tile with this number; columns = 0 behind the last. All lanes of a warp together.
+/// The tile of kColumns columns with this number; columns = 0 behind the last. All lanes of a warp
+/// together.
+template <int32_t kColumns>
 __device__ __forceinline__ PromptTile find_tile(const PromptArgs& args, int32_t index) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t sequences = args.batch.sequences;
@@ -61,7 +63,7 @@ __device__ __forceinline__ PromptTile find_tile(const PromptArgs& args, int32_t 
         const int32_t begin = min(args.batch.seq_start[first], args.prompt_rows);
         const int32_t columns =
             (min(args.batch.seq_start[last], args.prompt_rows) - begin) * args.group;
-        int32_t passed = (columns + kTileColumns - 1) / kTileColumns;
+        int32_t passed = (columns + kColumns - 1) / kColumns;
         const int32_t tiles = passed;
 #pragma unroll
         for (int32_t offset = 1; offset < 32; offset *= 2) {
@@ -72,7 +74,7 @@ __device__ __forceinline__ PromptTile find_tile(const PromptArgs& args, int32_t 
         if (owner < 32) {
             const int32_t own_index = index - __shfl_sync(0xffffffffu, passed - tiles, owner);
             return {base + owner, __shfl_sync(0xffffffffu, begin, owner),
-                    __shfl_sync(0xffffffffu, columns, owner), own_index * kTileColumns};
+                    __shfl_sync(0xffffffffu, columns, owner), own_index * kColumns};
         }
         index -= __shfl_sync(0xffffffffu, passed, 31);
     }

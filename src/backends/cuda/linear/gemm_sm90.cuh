@@ -101,20 +101,6 @@ struct Shared {
     uint2 table;
 };
 
-/// Where a role stands in the ring of stages.
-template <int Stages>
-struct Ring {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++stage == Stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-    __device__ __forceinline__ int before() const { return stage == 0 ? Stages - 1 : stage - 1; }
-};
-
 /// Eight doubled E2M1 values as four pairs of bf16. The first words of the tables come from shared
 /// memory: an instruction holds one constant only, and the compiler would move others to a register
 /// each time.
@@ -241,7 +227,7 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
         for (int step = 0; step < p.steps; ++step) {
             const auto raw =
                 StageScales<F>::load(p, scales, static_cast<int64_t>(step) * kStageUnits);
-            const int stage = ring.stage;
+            const int stage = ring.slot;
             barrier_wait(&shared.empty[stage], ring.parity ^ 1);
             Barrier* full = &shared.full[stage];
             if (thread == 0) {
@@ -377,12 +363,12 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
         }
     };
 
-    barrier_wait(&shared.full[ring.stage], ring.parity);
-    load_words(ring.stage, 0);
-    load_scale_words(ring.stage);
+    barrier_wait(&shared.full[ring.slot], ring.parity);
+    load_words(ring.slot, 0);
+    load_scale_words(ring.slot);
     decode(0);
     for (int step = 0; step < p.steps; ++step) {
-        const int stage = ring.stage, before = ring.before();
+        const int stage = ring.slot, before = ring.before();
         const bool last = step + 1 == p.steps;
         const uint64_t x = wgmma_rows_from(wgmma_start(shared.x[stage]));
         ring.next();
@@ -400,9 +386,9 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
             if (unit + 1 < kStageUnits) {
                 load_words(stage, unit + 1);
             } else if (!last) {
-                barrier_wait(&shared.full[ring.stage], ring.parity);
-                load_words(ring.stage, 0);
-                load_scale_words(ring.stage);
+                barrier_wait(&shared.full[ring.slot], ring.parity);
+                load_words(ring.slot, 0);
+                load_scale_words(ring.slot);
             }
             wgmma_wait<1>();
             // All products of the stage before are done.

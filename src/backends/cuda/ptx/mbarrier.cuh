@@ -59,4 +59,18 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, uint32_t parity) 
     } while (done == 0);
 }
 
+/// Where a role stands in a ring of slots, each with barriers of its own.
+template <int Slots>
+struct Ring {
+    int slot = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++slot == Slots) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+    __device__ __forceinline__ int before() const { return slot == 0 ? Slots - 1 : slot - 1; }
+};
+
 }  // namespace tessera::cuda

@@ -168,7 +168,6 @@ __device__ __forceinline__ void open_gates(const DeltaArgs& delta,
                                            ChunkSolveShared& shared,
                                            float* gates) {
     const int32_t lane = threadIdx.x % 32;
-    constexpr unsigned kAll = 0xffffffffu;
     double decays[2];
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
@@ -179,22 +178,13 @@ __device__ __forceinline__ void open_gates(const DeltaArgs& delta,
         decays[i] = decay < kLowestDecay ? kLowestDecay : decay;
         shared.beta[token] = exists ? *delta.beta.at(t, head) : 0.0f;
     }
-    // In f64: a strong decay must not cost the weak ones around it their digits.
-    double sum = decays[0] + decays[1];
-#pragma unroll
-    for (int32_t distance = 1; distance < 32; distance *= 2) {
-        const double before = __shfl_up_sync(kAll, sum, distance);
-        if (lane >= distance) sum += before;
-    }
-    const double before = __shfl_up_sync(kAll, sum, 1);
-    const double last = __shfl_sync(kAll, sum, 31);
-    const double sums[2] = {(lane == 0 ? 0.0 : before) + decays[0], sum};
+    const DecaySums sums = sum_decays(decays, lane);
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
         const int32_t token = 2 * lane + i;
-        shared.sums[token] = sums[i];
-        gates[token] = expf(static_cast<float>(sums[i]));
-        gates[kChunk + token] = expf(static_cast<float>(last - sums[i]));
+        shared.sums[token] = sums.own[i];
+        gates[token] = expf(static_cast<float>(sums.own[i]));
+        gates[kChunk + token] = expf(static_cast<float>(sums.last - sums.own[i]));
     }
 }
 

@@ -70,6 +70,26 @@ __device__ __forceinline__ ChunkRows find_chunk(const BatchArgs& batch, int32_t 
     return {};
 }
 
+/// Running sums of the decays of a chunk, the tokens 2l and 2l + 1 with lane l of a warp.
+struct DecaySums {
+    double own[2];
+    double last;  ///< of the whole chunk
+};
+
+/// In f64: a strong decay must not cost the weak ones around it their digits.
+__device__ __forceinline__ DecaySums sum_decays(const double (&decays)[2], int32_t lane) {
+    constexpr unsigned kAll = 0xffffffffu;
+    double sum = decays[0] + decays[1];
+#pragma unroll
+    for (int32_t distance = 1; distance < 32; distance *= 2) {
+        const double before = __shfl_up_sync(kAll, sum, distance);
+        if (lane >= distance) sum += before;
+    }
+    const double before = __shfl_up_sync(kAll, sum, 1);
+    const double last = __shfl_sync(kAll, sum, 31);
+    return {{(lane == 0 ? 0.0 : before) + decays[0], sum}, last};
+}
+
 // ---- a chunk in registers ----
 
 /// Token of column `c` of a tile of this lane.

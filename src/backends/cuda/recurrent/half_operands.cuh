@@ -5,7 +5,6 @@
 
 #include <type_traits>
 
-#include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/mma_f16.cuh"
 #include "backends/cuda/ptx/saturate.cuh"
 #include "backends/cuda/recurrent/chunks.cuh"
@@ -35,16 +34,6 @@ struct HalfArgs {
 /// x in the lower half; what is out of range saturates.
 __device__ __forceinline__ uint32_t pack_half(float x, float y) {
     return kHalfIsBf16 ? saturate_bf16(x, y) : saturate_f16(x, y);
-}
-__device__ __forceinline__ void mma_half(float (&c)[4],
-                                         const uint32_t (&a)[4],
-                                         uint32_t b0,
-                                         uint32_t b1) {
-    const uint32_t b[2] = {b0, b1};
-    if constexpr (kHalfIsBf16)
-        mma_bf16(c, a, b);
-    else
-        mma_f16(c, a, b);
 }
 using HalfPair = std::conditional_t<kHalfIsBf16, __nv_bfloat162, __half2>;
 

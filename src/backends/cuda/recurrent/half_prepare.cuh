@@ -158,8 +158,8 @@ __device__ __forceinline__ void multiply_keys(const PrepareShared& shared,
             const int32_t at = depth % 4 * 16;
             load_matrices(a, image_left(shared.keys[task.of_q][depth / 4], 16 * task.row, at));
             load_matrices(b, image_right(shared.keys[0][depth / 4], 16 * task.column, at));
-            mma_half(sums[round][0], a, b[0], b[1]);
-            mma_half(sums[round][1], a, b[2], b[3]);
+            mma_16bit<!kHalfIsBf16>(sums[round][0], a, b[0], b[1]);
+            mma_16bit<!kHalfIsBf16>(sums[round][1], a, b[2], b[3]);
         }
     }
 }
@@ -202,25 +202,16 @@ __device__ __forceinline__ void open_half_gates(const GatePair& pair,
     }
     first_bad = static_cast<int32_t>(__reduce_min_sync(kAll, static_cast<unsigned>(first_bad)));
     if (lane == 0) shared.first_bad = first_bad;
-    // In f64: a strong decay must not cost the weak ones around it their digits.
-    double sum = decays[0] + decays[1];
-#pragma unroll
-    for (int32_t distance = 1; distance < 32; distance *= 2) {
-        const double before = __shfl_up_sync(kAll, sum, distance);
-        if (lane >= distance) sum += before;
-    }
-    const double before = __shfl_up_sync(kAll, sum, 1);
-    const double last = __shfl_sync(kAll, sum, 31);
-    const double sums[2] = {(lane == 0 ? 0.0 : before) + decays[0], sum};
+    const DecaySums sums = sum_decays(decays, lane);
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
         const int32_t token = 2 * lane + i;
-        const auto high = static_cast<float>(sums[i]);
-        shared.sums[token] = {high, static_cast<float>(sums[i] - static_cast<double>(high))};
+        const auto high = static_cast<float>(sums.own[i]);
+        shared.sums[token] = {high, static_cast<float>(sums.own[i] - static_cast<double>(high))};
         // A token that is lost spoils the outputs and states from it on.
         gates[token] = token < first_bad ? fast_exp2(high) : NAN;
         gates[kChunk + token] =
-            first_bad < kChunk ? NAN : fast_exp2(static_cast<float>(last - sums[i]));
+            first_bad < kChunk ? NAN : fast_exp2(static_cast<float>(sums.last - sums.own[i]));
     }
 }
 
@@ -313,16 +304,16 @@ __device__ __forceinline__ void merge_blocks(HeadShared& head, int32_t j) {
 #pragma unroll
         for (int32_t m = 0; m < below; ++m) {
             load_matrices(b, &head.l[16 * i + row][16 * (j + m) + column]);
-            mma_half(sums[0], t[m], b[0], b[1]);
-            mma_half(sums[1], t[m], b[2], b[3]);
+            mma_16bit<!kHalfIsBf16>(sums[0], t[m], b[0], b[1]);
+            mma_16bit<!kHalfIsBf16>(sums[1], t[m], b[2], b[3]);
         }
         const uint32_t a[4] = {pack_half(sums[0][0], sums[0][1]), pack_half(sums[0][2], sums[0][3]),
                                pack_half(sums[1][0], sums[1][1]),
                                pack_half(sums[1][2], sums[1][3])};
         load_matrices(b, &head.t[i][row][column]);
         float out[2][4] = {};
-        mma_half(out[0], a, b[0], b[1]);
-        mma_half(out[1], a, b[2], b[3]);
+        mma_16bit<!kHalfIsBf16>(out[0], a, b[0], b[1]);
+        mma_16bit<!kHalfIsBf16>(out[1], a, b[2], b[3]);
         if (below < 3)
 #pragma unroll
             for (int32_t c = 0; c < 4; ++c)

@@ -198,8 +198,8 @@ struct HalfScan {
                 uint32_t b[4];
                 load_matrices(b,
                               image_right(stage.keys[0][depth / 4], 16 * column, depth % 4 * 16));
-                mma_half(r[0], left[depth], b[0], b[1]);
-                mma_half(r[1], left[depth], b[2], b[3]);
+                mma_16bit<!kHalfIsBf16>(r[0], left[depth], b[0], b[1]);
+                mma_16bit<!kHalfIsBf16>(r[1], left[depth], b[2], b[3]);
             }
 #pragma unroll
             for (int32_t c = 7; c >= 0; --c) {
