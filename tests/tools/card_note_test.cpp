@@ -2,25 +2,18 @@
 // the library of the CUDA backend are stand-ins (fakes/).
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 
+#include "tools/scratch_folder.h"
+
+namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
 constexpr const char* kNote = "tessera: note: CUDA0 not used: ";
-
-std::string contents(const fs::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 int count_of(const std::string& text, const std::string& part) {
     int count = 0;
@@ -29,28 +22,22 @@ int count_of(const std::string& text, const std::string& part) {
     return count;
 }
 
-class CardNote : public testing::Test {
+class CardNote : public ScratchFolder {
   protected:
     /// The program in a folder of its own, away from any library that was built beside it.
     void SetUp() override {
-        folder_ = fs::temp_directory_path() /
-                  ("tessera_note_" + std::to_string(getpid()) + "_" +
-                   testing::UnitTest::GetInstance()->current_test_info()->name());
+        ScratchFolder::SetUp();
         fs::create_directories(folder_ / "bin");
         fs::copy_file(TESSERA_PROGRAM, folder_ / "bin" / "tessera");
     }
-    void TearDown() override { fs::remove_all(folder_); }
 
     /// Its stderr on a machine whose driver offers so many cards; it must succeed.
     std::string errors(const std::string& words, int cards) const {
-        const std::string command =
-            "cd '" + folder_.string() + "' && LD_LIBRARY_PATH='" TESSERA_FAKES "/" +
-            std::to_string(cards) + "_cards' bin/tessera " + words + " >stdout 2>stderr </dev/null";
-        EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 0) << words;
-        return contents(folder_ / "stderr");
+        const Outcome outcome = execute("LD_LIBRARY_PATH='" TESSERA_FAKES "/" +
+                                        std::to_string(cards) + "_cards' bin/tessera " + words);
+        EXPECT_EQ(outcome.code, 0) << words;
+        return outcome.err;
     }
-
-    fs::path folder_;
 };
 
 // Guards against a slow run whose reason nobody sees: a program without the backend beside a card.
@@ -87,3 +74,4 @@ TEST_F(CardNote, IsSaidOnce) {
 }
 
 }  // namespace
+}  // namespace tessera

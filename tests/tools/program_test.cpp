@@ -2,49 +2,25 @@
 // and generated files that match the program.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 
+#include "tools/scratch_folder.h"
+
+namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Outcome {
-    int code = -1;
-    std::string out;
-    std::string err;
-};
-
-std::string contents(const fs::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-class Program : public testing::Test {
+class Program : public ScratchFolder {
   protected:
-    void SetUp() override {
-        folder_ = fs::temp_directory_path() /
-                  ("tessera_program_" + std::to_string(getpid()) + "_" +
-                   testing::UnitTest::GetInstance()->current_test_info()->name());
-        fs::create_directories(folder_);
-    }
-    void TearDown() override { fs::remove_all(folder_); }
-
     /// Runs the program with a shell's words, in an empty folder.
     Outcome run(const std::string& words) const {
-        const std::string command = "cd '" + folder_.string() + "' && '" TESSERA_PROGRAM "' " +
-                                    words + " >'" + (folder_ / "stdout").string() + "' 2>'" +
-                                    (folder_ / "stderr").string() + "' </dev/null";
-        const int status = std::system(command.c_str());
-        return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder_ / "stdout"),
-                contents(folder_ / "stderr")};
+        return execute("'" TESSERA_PROGRAM "' " + words);
     }
 
     /// A refusal: this exit code, one line on stderr, nothing on stdout.
@@ -57,8 +33,6 @@ class Program : public testing::Test {
         EXPECT_TRUE(outcome.err.starts_with("tessera: ")) << outcome.err;
         EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
     }
-
-    fs::path folder_;
 };
 
 TEST_F(Program, WrongUseIsExitCode2) {
@@ -169,3 +143,4 @@ TEST_F(Program, BashCompletionOffersFlagsAndValues) {
 }
 
 }  // namespace
+}  // namespace tessera

@@ -3,7 +3,6 @@
 #include "engine/quantize.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -16,22 +15,15 @@
 #include "core/error.h"
 #include "gguf/gguf_writer.h"
 #include "models/synth.h"
+#include "tools/scratch_folder.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder that goes away with the test.
-class Quantize : public testing::Test {
+class Quantize : public ScratchFolder {
   protected:
-    void SetUp() override {
-        folder_ = fs::temp_directory_path() /
-                  ("tessera_quantize_" + std::to_string(getpid()) + "_" +
-                   testing::UnitTest::GetInstance()->current_test_info()->name());
-        fs::create_directories(folder_);
-    }
-    void TearDown() override { fs::remove_all(folder_); }
     std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
     QuantizeOptions options(const std::string& type) const {
@@ -42,8 +34,6 @@ class Quantize : public testing::Test {
         options.threads = 2;
         return options;
     }
-
-    fs::path folder_;
 };
 
 struct Layout {
