@@ -19,6 +19,9 @@ bool in_order(std::span<const int32_t> indices) {
 
 /// Every index tensor of a pass starts at a multiple of this many numbers, as those of an arena do.
 constexpr size_t kIndexLine = 16;
+constexpr size_t whole_lines(size_t count) {
+    return (count + kIndexLine - 1) / kIndexLine * kIndexLine;
+}
 
 /// Tokens and positions come first: what advances from pass to pass.
 std::array<Tensor*, 8> index_tensors(Batch& batch) {
@@ -89,7 +92,7 @@ void Engine::Impl::pack(Batch& batch) {
     for (const Tensor* part : index_tensors(batch)) {
         if (part->absent()) continue;
         packed.insert(packed.end(), part->as<int32_t>(), part->as<int32_t>() + part->elements());
-        packed.resize((packed.size() + kIndexLine - 1) / kIndexLine * kIndexLine);
+        packed.resize(whole_lines(packed.size()));
     }
 }
 
@@ -97,9 +100,8 @@ void Engine::Impl::pack(Batch& batch) {
 Batch Engine::Impl::packed_at(int32_t* memory, Batch batch) {
     for (Tensor* part : index_tensors(batch)) {
         if (part->absent()) continue;
-        const auto count = static_cast<size_t>(part->elements());
         part->data = memory;
-        memory += (count + kIndexLine - 1) / kIndexLine * kIndexLine;
+        memory += whole_lines(static_cast<size_t>(part->elements()));
     }
     return batch;
 }
@@ -116,7 +118,7 @@ Batch Engine::Impl::staged(Exec& ex, Batch batch) {
 bool Engine::Impl::follows_drawn(const Batch& batch) const {
     const std::vector<int32_t>&before = resident.packed, &now = buffers.packed;
     const size_t rows = static_cast<size_t>(batch.row_count());
-    const size_t line = (rows + kIndexLine - 1) / kIndexLine * kIndexLine;
+    const size_t line = whole_lines(rows);
     if (before.size() != now.size() || resident.drawn.size() != rows) return false;
     for (size_t i = 0; i < rows; ++i)
         if (now[i] != resident.drawn[i] || now[line + i] != before[line + i] + 1) return false;
@@ -292,7 +294,7 @@ void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inp
     const Tensor hidden = generated ? run_recorded(key, work) : work();
     if (drafting()) follow_pass(arena, pass, inputs, batch, hidden);
     note_saves(pass, inputs);
-    if (batch.tokens.data == resident.memory.get()) resident.packed = buffers.packed;
+    if (batch.tokens.data == resident.memory.get()) std::swap(resident.packed, buffers.packed);
 }
 
 /// Logits of the wanted hidden rows of a pass, to their rows of the result.
