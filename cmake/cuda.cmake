@@ -67,6 +67,11 @@ endif()
 
 set(cuda_flags -std=c++20 --expt-relaxed-constexpr -O3 -lineinfo -Xcompiler=-fPIC,-Wall,-Wextra
   -I${PROJECT_SOURCE_DIR}/src -I${PROJECT_BINARY_DIR}/generated)
+if("90a" IN_LIST TESSERA_CUDA_ARCHS)
+  list(APPEND cuda_flags -DTESSERA_SM90A=1)
+endif()
+# Files named ..._sm90.cu hold kernels for Hopper alone.
+set(cuda_sm90_flags ${cuda_flags} -gencode=arch=compute_90a,code=sm_90a)
 set(cuda_ptx "")
 foreach(arch ${TESSERA_CUDA_ARCHS})
   list(APPEND cuda_flags -gencode=arch=compute_${arch},code=sm_${arch})
@@ -84,8 +89,15 @@ foreach(source ${cuda_sources})
   file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR}/src/backends/cuda ${source})
   string(REPLACE "/" "_" name ${name})
   set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
+  set(flags ${cuda_flags})
+  if(name MATCHES "_sm90\\.cu$")
+    if(NOT "90a" IN_LIST TESSERA_CUDA_ARCHS)
+      continue()
+    endif()
+    set(flags ${cuda_sm90_flags})
+  endif()
   add_custom_command(OUTPUT ${object}
-    COMMAND ${TESSERA_NVCC} ${cuda_flags} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
+    COMMAND ${TESSERA_NVCC} ${flags} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
     DEPENDS ${source} ${interface_hash} DEPFILE ${object}.d
     COMMENT "Building CUDA object ${name}.o" VERBATIM)
   list(APPEND cuda_objects ${object})

@@ -16,7 +16,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXPECTED = {  # what stands for: tensor cores, asynchronous copies, fragments from shared memory
     "sm_80": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
-    "sm_90a": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
+    # and on Hopper: products of warpgroups, copies of boxes, barriers that copies arrive on
+    "sm_90a": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM", "HGMMA.64x256x16.F32.BF16", "UTMALDG", "SYNCS"),
     "sm_120": ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM"),
 }
 # ptxas 13.0 makes a numeric conversion of the store of one byte of a half-precision result.

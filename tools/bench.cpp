@@ -168,6 +168,11 @@ class Sources {
                           .act = test.act,
                           .isa = options_.isa,
                           .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers};
+        if (!noted_)
+            engine.backend.note = [this](std::string_view text) {
+                print_note(text);
+                noted_ = true;
+            };
         for (const BenchTest& one : tests)
             engine.context = std::max(engine.context, one.n_depth + one.n_prompt + one.n_gen);
         engine.batch = test.batch;
@@ -204,7 +209,8 @@ class Sources {
 
     const BenchOptions& options_;
     std::vector<std::byte> bytes_;
-    int64_t made_ = -1;  ///< index that bytes_ belongs to
+    int64_t made_ = -1;   ///< index that bytes_ belongs to
+    bool noted_ = false;  ///< why no card is used
 };
 
 BenchResult describe(const BenchTest& test, const Engine& engine, std::string_view backend) {

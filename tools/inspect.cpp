@@ -162,12 +162,14 @@ void print_text(const GgufFile& file,
         info.ffn, info.vocab, info.parameters,
         8.0 * static_cast<double>(info.tensor_bytes) / static_cast<double>(info.parameters)));
     const MemoryPlan& plan = estimate.plan;
-    print(fmt::format(
-        "\nMemory for a context of {} tokens (-c), cache {}/{} (-ctk, -ctv)\n"
-        "  weights {}, cache {}, state {}, compute {}, together {}\n",
-        estimate.context, cache_type_name(options.engine.type_k),
-        cache_type_name(options.engine.type_v), bytes(plan.weight_bytes), bytes(plan.kv_bytes),
-        bytes(plan.state_bytes), bytes(plan.compute_bytes), bytes(plan.total())));
+    print(
+        fmt::format("\nMemory for a context of {} tokens (-c), cache {}/{} (-ctk, -ctv)\n"
+                    "  weights {}, cache {}, state {}, compute {}{}, together {}\n",
+                    estimate.context, cache_type_name(options.engine.type_k),
+                    cache_type_name(options.engine.type_v), bytes(plan.weight_bytes),
+                    bytes(plan.kv_bytes), bytes(plan.state_bytes), bytes(plan.compute_bytes),
+                    plan.reserve_bytes > 0 ? ", reserve " + bytes(plan.reserve_bytes) : "",
+                    bytes(plan.total())));
 }
 
 void add_model(Json& json, Model& model, const Estimate& estimate) {
@@ -188,7 +190,8 @@ void add_model(Json& json, Model& model, const Estimate& estimate) {
                       {"weight_bytes", estimate.plan.weight_bytes},
                       {"kv_bytes", estimate.plan.kv_bytes},
                       {"state_bytes", estimate.plan.state_bytes},
-                      {"compute_bytes", estimate.plan.compute_bytes}};
+                      {"compute_bytes", estimate.plan.compute_bytes},
+                      {"reserve_bytes", estimate.plan.reserve_bytes}};
 }
 
 Json json_of(const GgufFile& file, const InspectOptions& options) {
@@ -231,6 +234,8 @@ void add_ops(const Ops& ops, bool as_json, Json& json) {
 
 int run_inspect(const InspectOptions& options) {
     const std::unique_ptr<Ops> ops = make_ops(options.engine.backend);
+    EngineOptions engine = options.engine;
+    engine.backend.note = nullptr;  // said once
     Json json = Json::object();
     if (!options.engine.model_path.empty()) {
         const GgufFile file = open_model(options.engine.model_path);
@@ -240,7 +245,7 @@ int run_inspect(const InspectOptions& options) {
         std::string problem;
         try {
             model = make_model(file);
-            estimate = estimate_memory(file, *model, options.engine);
+            estimate = estimate_memory(file, *model, engine);
         } catch (const UserError& error) {
             model.reset();
             problem = error.what();

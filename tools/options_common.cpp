@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "tools/options_table.h"
+#include "tools/terminal.h"
 
 namespace tessera {
 
@@ -165,6 +166,7 @@ std::vector<Option> machine_rows(EngineOptions& engine) {
     rows.push_back(threads_row(engine.backend.threads));
     rows.push_back(act_row(engine.backend.act));
     engine.backend.name = "auto";
+    engine.backend.note = print_note;
     rows.push_back(backend_row({"--backend", "NAME", "BACKEND",
                                 "what computes: auto (a GPU where there is one), cpu, cuda, CUDA1, "
                                 "or reference, which is slow and exact"},

@@ -110,12 +110,14 @@ void list_tokens(const Engine& engine, std::span<const int32_t> tokens) {
 void list_engine(Engine& engine) {
     const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1024.0 * 1024.0); };
     const MemoryPlan& plan = engine.plan();
-    fmt::print(stderr,
-               "{} ({}), {}\ncontext {} tokens, memory {:.1f} MiB: weights {:.1f}, cache {:.1f}, "
-               "state {:.1f}, compute {:.1f}\n",
-               engine.info().name, engine.info().description, engine.ops().description(),
-               engine.options().context, mib(plan.total()), mib(plan.weight_bytes),
-               mib(plan.kv_bytes), mib(plan.state_bytes), mib(plan.compute_bytes));
+    fmt::print(
+        stderr,
+        "{} ({}), {}\ncontext {} tokens, memory {:.1f} MiB: weights {:.1f}, cache {:.1f}, "
+        "state {:.1f}, compute {:.1f}{}\n",
+        engine.info().name, engine.info().description, engine.ops().description(),
+        engine.options().context, mib(plan.total()), mib(plan.weight_bytes), mib(plan.kv_bytes),
+        mib(plan.state_bytes), mib(plan.compute_bytes),
+        plan.reserve_bytes > 0 ? fmt::format(", reserve {:.1f}", mib(plan.reserve_bytes)) : "");
 }
 
 void check_numbers(const GenerateResult& result) {

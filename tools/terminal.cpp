@@ -43,6 +43,10 @@ std::string colored(const Terminal& terminal, std::string_view code, std::string
     return fmt::format("\033[{}m{}\033[0m", code, text);
 }
 
+void print_note(std::string_view text) {
+    fmt::print(stderr, "tessera: note: {}\n", text);
+}
+
 std::string bytes_text(double bytes) {
     static constexpr std::array<const char*, 5> kUnits{"B", "kB", "MB", "GB", "TB"};
     size_t unit = 0;

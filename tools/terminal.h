@@ -19,6 +19,9 @@ struct Terminal {
 /// `text` in an ANSI colour ("1" bold, "32" green, ...) where colours are wanted.
 std::string colored(const Terminal& terminal, std::string_view code, std::string_view text);
 
+/// A line on stderr that is no failure; as BackendOptions::note.
+void print_note(std::string_view text);
+
 /// "1.5 GB", "768 MB", "12 kB": decimal units, three digits.
 std::string bytes_text(double bytes);
 /// "0:07", "12:34", "3:00:00".

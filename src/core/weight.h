@@ -64,12 +64,22 @@ struct Weight {
 /// kF32, kBF16: `values` [rows, cols]. kInt8: `values` I8 [rows, cols], `block_scales` F32 [rows,
 /// cols/32]. kNvfp4: `values` BF16 [rows, cols] holding e2m1 * e4m3 exactly, `row_scales` F32
 /// [rows].
+/// `transposed_pairs`: within every 32 columns the 4 x 4 matrix of pairs of columns is transposed:
+/// the value of column 8q + 2c + b stands at 8c + 2q + b (what a lane of a tensor core product
+/// needs of a weight's unit is then one word of it).
 struct ActView {
     ActFormat format = ActFormat::kF32;
     Tensor values;
     Tensor block_scales;
     Tensor row_scales;
+    bool transposed_pairs = false;
 };
+
+/// Place of a column where pairs are transposed; an involution.
+constexpr int64_t transposed_pair_place(int64_t column) {
+    const int64_t inside = column % 32;
+    return column - inside + inside % 8 / 2 * 8 + inside / 8 * 2 + inside % 2;
+}
 
 /// An activation in every format that its consumers want. `prompt` holds the rows [0,
 /// Exec::prompt_rows), `generated` the rest; one view per wanted format, absent ones have rank 0.

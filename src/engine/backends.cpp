@@ -1,4 +1,6 @@
 // The one factory of backends.
+#include "engine/backends.h"
+
 #include <fmt/format.h>
 
 #include <array>
@@ -7,6 +9,7 @@
 
 #include "backends/cpu/cpu_ops.h"
 #include "backends/cuda/library.h"
+#include "backends/cuda/pools.h"
 #include "backends/reference/reference_ops.h"
 #include "core/nearest.h"
 #include "engine/engine.h"
@@ -66,17 +69,25 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
                                 .synchronous = options.synchronous});
 }
 
-/// Nothing where there is no card, no driver or no library, nor where others fill the card.
+/// Nothing where there is no card, no driver or no library, nor where others fill the card. Says
+/// why where a card might have been expected.
 std::unique_ptr<Ops> try_cuda(const BackendOptions& options) {
     try {
         return make_cuda(options, options.device);
     } catch (const UserError& error) {
         if (error.code() != ExitCode::kDevice && error.code() != ExitCode::kMemory) throw;
+        if (options.note && cuda::card_present())
+            options.note(fmt::format("CUDA{} not used: {}; running on the CPU", options.device,
+                                     error.what()));
         return nullptr;
     }
 }
 
 }  // namespace
+
+int64_t bytes_beside(const Ops& ops, std::span<const int64_t> blocks) {
+    return ops.on_host() ? 0 : cuda::bytes_beside(blocks);
+}
 
 std::unique_ptr<Ops> make_ops(const BackendOptions& options) {
     constexpr std::array<std::string_view, 4> kNames = {"auto", "cpu", "cuda", "reference"};

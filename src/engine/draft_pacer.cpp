@@ -5,31 +5,43 @@
 namespace tessera {
 namespace {
 
-constexpr double kBudget = 0.01;         ///< of the elapsed time may be lost
-constexpr double kCredit = 3.0;          ///< plain steps that gains may pay for later
+constexpr double kBudget = 0.008;        ///< of the elapsed time may be lost
+constexpr double kAdvance = 1.5;         ///< plain steps that may be lost besides
+constexpr double kCredit = 12.0;         ///< plain steps that gains may pay for later
+constexpr double kCreditShare = 0.05;    ///< of the elapsed time, at most, is such credit
+constexpr double kHiccup = 1.5;          ///< times typical: what is longer has other reasons
+constexpr double kDearest = 3.0;         ///< plain steps that the first round of a size may take
 constexpr double kCold = 0.7;            ///< a step this much faster: those before were cold
 constexpr double kGuessKept = 0.7;       ///< before anything is known
 constexpr double kGuessDraftCost = 0.5;  ///< of a plain step, for a guess and its verification
-constexpr double kClearGain = 1.03;      ///< below it drafting is not worth its risk
-constexpr int32_t kRateSpan = 12;        ///< guesses that a share leans on
-constexpr int32_t kForgetAfter = 48;     ///< drafting rounds, so that old bad luck does not last
-constexpr int32_t kRetryFirst = 8;       ///< plain steps between tries, at least
-constexpr int32_t kRetryLast = 256;      ///< and at most
-constexpr int32_t kPlainFirst = 1;       ///< rounds between plain steps when drafting begins
-constexpr int32_t kPlainLast = 64;       ///< and when it has paid for long
+constexpr double kHope = 0.25;  ///< of the cost per guess of smaller rounds, for further guesses
+constexpr double kClearGain = 1.04;     ///< below it drafting is not worth its risk
+constexpr double kFollowShare = 0.004;  ///< of a plain step: following a token is cheap
+constexpr double kFollowFirst = 2.0;    ///< plain steps for following, before it is known
+constexpr int32_t kFollowTries = 3;     ///< before following is held to be dear
+constexpr int32_t kRateSpan = 12;       ///< guesses that a share leans on
+constexpr int32_t kFirstTry = 6;        ///< plain steps before the very first try
+constexpr int32_t kRetryFirst = 8;      ///< plain steps between tries, at least
+constexpr int32_t kRetryLast = 512;     ///< and at most
+constexpr double kRetryShare = 0.005;   ///< of the plain steps between them, tries may cost
+constexpr double kRetryWon = 0.02;      ///< the same while drafting has won more than it lost
+constexpr double kRetryFollows = 32.0;  ///< tokens that the draft block follows before a try
+constexpr int32_t kPlainFirst = 1;      ///< rounds between plain steps when drafting begins
+constexpr int32_t kPlainLast = 64;      ///< and when it has paid for long
+constexpr double kPlainGain = 64.0;     ///< such rounds for a gain of one, fewer for less
 
 }  // namespace
 
 void DraftPacer::Durations::add(double seconds) {
-    if (count > 0 && seconds < kCold * typical()) count = 0;
+    // Cold ones come first.
+    if (count > 0 && count <= kNewest && seconds < kCold * typical) count = 0;
     newest[static_cast<size_t>(count++ % kNewest)] = seconds;
     unused = 0;
-}
-
-double DraftPacer::Durations::typical() const {
-    std::vector<double> sorted(newest.begin(), newest.begin() + std::min(count, kNewest));
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[(sorted.size() - 1) / 2];
+    std::array<double, kNewest> sorted = newest;
+    const auto end = sorted.begin() + std::min(count, kNewest);
+    const auto middle = sorted.begin() + (std::min(count, kNewest) - 1) / 2;
+    std::nth_element(sorted.begin(), middle, end);
+    typical = *middle;
 }
 
 void DraftPacer::Rate::add(bool kept, double before) {
@@ -47,8 +59,8 @@ DraftPacer::DraftPacer(int32_t most, bool adaptive)
       adaptive_(adaptive),
       rounds_(static_cast<size_t>(most) + 1),
       kept_(static_cast<size_t>(most)),
-      // One more than the median looks at: the very first step is no measure.
-      retry_after_(kNewest + 1),
+      // Enough that the median is none of the cold ones.
+      retry_after_(kFirstTry),
       plain_after_(kPlainFirst) {}
 
 /// What is not known is taken to be as at the distance before.
@@ -59,61 +71,118 @@ double DraftPacer::kept_at(int32_t distance) const {
     return kGuessKept;
 }
 
-/// A round of a size that is not known is taken to cost half as much per further guess as the
-/// smaller ones did: a part of their cost comes once a round, and one try will tell.
-double DraftPacer::round_seconds(int32_t drafted) const {
-    const double plain = plain_.typical();
-    for (int32_t known = drafted; known > 0; --known) {
-        const Durations& round = rounds_[static_cast<size_t>(known)];
-        if (round.count == 0) continue;
-        const double seconds = round.typical();
-        return seconds + (drafted - known) * 0.5 * std::max(seconds - plain, 0.0) / known;
+/// A round of a size that is not known is taken to cost as much per further guess as the two next
+/// smaller ones differ by; when only one is known, `share` of what its guesses cost; and none to
+/// cost more than a larger one.
+double DraftPacer::round_seconds(int32_t drafted, double share) const {
+    const double plain = plain_.typical;
+    double result = plain * (1.0 + kGuessDraftCost * drafted);
+    int32_t known = drafted;
+    while (known > 0 && !is_known(known)) --known;
+    if (known > 0) {
+        const double seconds = rounds_[static_cast<size_t>(known)].typical;
+        int32_t smaller = known - 1;
+        while (smaller > 0 && !is_known(smaller)) --smaller;
+        const double below = smaller > 0 ? rounds_[static_cast<size_t>(smaller)].typical
+                                         : seconds - share * (seconds - plain);
+        result = seconds + (drafted - known) * std::max(seconds - below, 0.0) / (known - smaller);
     }
-    return plain * (1.0 + kGuessDraftCost * drafted);
+    for (int32_t larger = drafted + 1; larger <= most_; ++larger) {
+        if (!is_known(larger)) continue;
+        const double seconds = rounds_[static_cast<size_t>(larger)].typical;
+        const double between = std::max(seconds - plain, 0.0) * drafted / larger;
+        result = std::min(result, known == drafted ? seconds : plain + between);
+    }
+    return result;
 }
 
 /// The number of guesses with the most tokens per second; 0 when none is clearly better.
-int32_t DraftPacer::best() const {
+int32_t DraftPacer::best(double* gain) const {
     int32_t best = 0;
-    double most = kClearGain / plain_.typical();
+    double most = kClearGain / plain_.typical;
     double tokens = 1.0, reached = 1.0;
     for (int32_t n = 1; n <= most_; ++n) {
         reached *= kept_at(n - 1);
         tokens += reached;
-        const double speed = tokens / round_seconds(n);
+        const double speed = tokens / round_seconds(n, kHope);
         if (speed <= most) continue;
         most = speed;
         best = n;
     }
+    if (gain != nullptr) *gain = most * plain_.typical;
     return best;
 }
 
 int32_t DraftPacer::next() const {
     if (!adaptive_ || most_ == 0) return most_;
     if (pays_ ? draft_run_ >= plain_after_ : plain_run_ < retry_after_) return 0;
-    int32_t drafted = std::max(best(), pays_ ? 0 : 1);
-    // The worst case, nothing kept, has to fit into what may be lost.
-    const double plain = plain_.typical();
-    const double allowed = kBudget * elapsed_ + plain;
-    while (drafted > 0 && loss_ + round_seconds(drafted) - plain > allowed) --drafted;
+    int32_t drafted = std::max(best(nullptr), pays_ ? 0 : 1);
+    // A dear round with half of the hoped guesses kept has to fit into what may be lost.
+    const double plain = plain_.typical;
+    const double allowed = kBudget * elapsed_ + kAdvance * plain;
+    double hoped = 0.0, reached = 1.0;
+    for (int32_t n = 0; n < drafted; ++n) hoped += reached *= kept_at(n);
+    while (drafted > 0 &&
+           loss_ + round_seconds(drafted, 1.0) - plain * (1.0 + 0.5 * hoped) > allowed) {
+        hoped *= (drafted - 1.0) / drafted;
+        --drafted;
+        // What is known to be too few guesses would only spend what more of them need.
+        if (pays_ && drafted > 0 && is_known(drafted) &&
+            (1.0 + hoped) * plain <= rounds_[static_cast<size_t>(drafted)].typical)
+            return 0;
+    }
     return drafted;
+}
+
+bool DraftPacer::follows() const {
+    if (!adaptive_) return true;
+    if (plain_.count == 0 || plain_.typical <= 0.0) return false;
+    const double plain = plain_.typical;
+    if (follow_.count < kFollowTries) return loss_ + kFollowFirst * plain <= kBudget * elapsed_;
+    return follow_.typical <= kFollowShare * plain;
+}
+
+/// Plain steps between tries of which the cost of one is a small enough share.
+int32_t DraftPacer::rarest_try() const {
+    const double plain = plain_.typical;
+    double lost = round_seconds(1, 1.0) - plain;
+    if (follow_.count > 0) lost += follow_.typical * kRetryFollows;
+    const double share = loss_ < 0.0 ? kRetryWon : kRetryShare;
+    const double steps = lost / std::max(share * plain, 1e-12);
+    return static_cast<int32_t>(std::clamp(steps, double{kRetryFirst}, double{kRetryLast}));
+}
+
+void DraftPacer::record_follow(double seconds, int32_t tokens) {
+    elapsed_ += seconds;
+    loss_ += seconds;
+    follow_.add(seconds / tokens);
 }
 
 void DraftPacer::record_round(double seconds, int32_t drafted, int32_t kept) {
     ++draft_run_;
     plain_run_ = 0;
+    Durations& round = rounds_[static_cast<size_t>(drafted)];
     if (!pays_)  // A new try: what the last one found may no longer hold.
         for (Rate& rate : kept_) rate.count = std::min(rate.count, &rate == kept_.data() ? 1 : 0);
-    for (Durations& round : rounds_)
-        if (++round.unused > kForgetAfter) round.count = 0;
+    for (Durations& other : rounds_) {
+        if (other.count == 0 || ++other.unused <= other.patience) continue;
+        other.count = 0;
+        other.patience *= 2;
+    }
     for (Rate& rate : kept_)
         if (++rate.unused > kForgetAfter) rate.count = 0;
-    rounds_[static_cast<size_t>(drafted)].add(seconds);
+    const Durations before = round;
+    round.add(seconds);
     for (int32_t i = 0; i < drafted && i <= kept; ++i)
         kept_[static_cast<size_t>(i)].add(i < kept, kept_at(i));
     if (plain_.count == 0) return;
-    const double plain = plain_.typical();
-    loss_ = std::max(loss_ + seconds - plain * (1 + kept), -kCredit * plain);
+    const double plain = plain_.typical;
+    // A machine that was busy elsewhere says nothing about drafts.
+    loss_ += std::min(seconds, kHiccup * (round.count > 1 ? round.typical : kDearest * plain));
+    loss_ -= plain * (1 + kept);
+    if (before.count == 1 && round.count == 1)  // The first of this size was no measure.
+        loss_ -= std::min(before.typical, kHiccup * kDearest * plain) - seconds;
+    loss_ = std::max(loss_, -std::min(kCredit * plain, kCreditShare * elapsed_));
 }
 
 void DraftPacer::record(double seconds, int32_t drafted, int32_t kept) {
@@ -123,17 +192,20 @@ void DraftPacer::record(double seconds, int32_t drafted, int32_t kept) {
         ++plain_run_;
         draft_run_ = 0;
         if (!pays_) return;
-        plain_after_ = std::min(4 * plain_after_, kPlainLast);
+        // Where drafting wins little, what it is compared with has to be known better.
+        plain_after_ =
+            std::min(4 * plain_after_,
+                     std::clamp(static_cast<int32_t>((gain_ - 1.0) * kPlainGain), 2, kPlainLast));
     } else {
         record_round(seconds, std::min(drafted, most_), kept);
         if (plain_.count == 0) return;
     }
     const bool paid = pays_;
-    pays_ = best() > 0;
+    pays_ = best(&gain_) > 0;
     if (pays_) {
         if (!paid) retry_after_ = std::max(retry_after_ / 2, kRetryFirst);
     } else {
-        retry_after_ = std::min(2 * retry_after_, kRetryLast);
+        retry_after_ = std::min(3 * retry_after_, rarest_try());
         plain_after_ = kPlainFirst;
     }
 }

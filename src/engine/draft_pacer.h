@@ -1,14 +1,18 @@
 #pragma once
 // How many tokens to draft next. Drafting pays when enough guesses are kept; when they are not, it
-// may cost at most a hundredth of the time spent on the answer, one plain step and a little of what
-// it has won, so that an answer is never noticeably slower than without.
+// may cost at most a hundredth of the time spent on the answer, two plain steps and a little of
+// what it has won, so that an answer is never noticeably slower than without. What is done only so
+// that somebody may draft later (the draft block follows the tokens) comes out of the same purse.
 //
 // Plain steps and rounds of each size are compared by the median of their newest durations: a mean
 // would take the first steps, which run with cold caches, for the speed of the model and every
-// draft for a gain. Plain steps are measured again and again while drafting pays, and tries that
-// fail are repeated at growing intervals.
+// draft for a gain. Plain steps are measured again and again while drafting pays, the more often
+// the less it gains, and tries that fail are repeated at growing intervals, up to where what they
+// cost is next to nothing. Numbers of guesses that were not tried are hoped to be cheap, so that
+// they are tried once when there is something to lose.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -26,15 +30,23 @@ class DraftPacer {
     /// sequences: the least of any).
     void record(double seconds, int32_t drafted, int32_t kept);
 
+    /// Whether the draft block should follow generated tokens though nobody drafts: where that
+    /// costs next to nothing, or while it is not known.
+    bool follows() const;
+    /// The draft block followed `tokens` in `seconds`, which are no part of a round.
+    void record_follow(double seconds, int32_t tokens);
+
   private:
-    static constexpr int32_t kNewest = 5;
+    static constexpr int32_t kNewest = 13;
+    static constexpr int32_t kForgetAfter = 48;  ///< so that old bad luck does not last
     /// The newest durations of one kind of round.
     struct Durations {
         std::array<double, kNewest> newest{};
-        int32_t count = 0;   ///< ever added; 0 again: forgotten
-        int32_t unused = 0;  ///< drafting rounds since the last one of this kind
+        int32_t count = 0;                ///< ever added; 0 again: forgotten
+        int32_t unused = 0;               ///< drafting rounds since the last one of this kind
+        int32_t patience = kForgetAfter;  ///< such rounds before it is forgotten
+        double typical = 0.0;             ///< their median
         void add(double seconds);
-        double typical() const;
     };
     /// Share of guesses kept at one distance, once reached; leans on new values.
     struct Rate {
@@ -43,18 +55,22 @@ class DraftPacer {
         int32_t unused = 0;
         void add(bool kept, double before);
     };
+    bool is_known(int32_t size) const { return rounds_[static_cast<size_t>(size)].count > 0; }
     double kept_at(int32_t distance) const;
-    double round_seconds(int32_t drafted) const;
-    int32_t best() const;
+    double round_seconds(int32_t drafted, double share) const;
+    int32_t best(double* gain) const;
+    int32_t rarest_try() const;
     void record_round(double seconds, int32_t drafted, int32_t kept);
 
     int32_t most_;
     bool adaptive_;
     Durations plain_;
+    Durations follow_;               ///< of one token
     std::vector<Durations> rounds_;  ///< by their number of guesses
     std::vector<Rate> kept_;         ///< by distance
     double elapsed_ = 0.0;
     double loss_ = 0.0;      ///< time lost against plain steps and not won back
+    double gain_ = 1.0;      ///< of the best number of guesses, times the plain speed
     bool pays_ = false;      ///< the last try did
     int32_t plain_run_ = 0;  ///< plain steps since the last drafting round
     int32_t draft_run_ = 0;  ///< drafting rounds since the last plain step

@@ -124,6 +124,7 @@ int32_t Engine::rewind(Sequence& sequence, int32_t length) {
             held.pop_back();
         }
         length = held.empty() ? 0 : held.back().position;
+        sequence.skipped_ = held.empty() ? 0 : held.back().skipped;
         sequence.recent_ = 0;
         sequence.recent_tokens_.clear();
         if (length > 0) {
@@ -152,7 +153,7 @@ Tensor Engine::decode(std::span<const SequenceInput> inputs, const ProgressFn& p
         total += static_cast<int64_t>(input.tokens.size());
     }
     if (impl.drafting())
-        for (const SequenceInput& input : inputs) impl.catch_up(*input.sequence, input);
+        for (const SequenceInput& input : inputs) impl.prepare_follow(*input.sequence, input);
     try {
         int64_t done = 0;
         for (const Pass& pass : passes) {
@@ -215,14 +216,23 @@ std::vector<int32_t> Engine::sample(const Tensor& logits,
                                     std::span<const SampleParams> params,
                                     std::span<const std::span<const int32_t>> history,
                                     std::span<const float> uniforms) {
+    Impl& impl = *impl_;
     std::vector<int32_t> ids(static_cast<size_t>(logits.rows()), -1);
-    Arena arena(impl_->arena_memory.get(), impl_->arena_bytes);
+    Arena arena(impl.arena_memory.get(), impl.arena_bytes);
     Exec ex{.arena = arena};
-    Tensor drawn = int_tensor(ids);
-    if (!impl_->ops->on_host()) drawn = arena.allocate(DType::kI32, {std::ssize(ids)});
-    impl_->ops->sample(ex, logits, params, history, uniforms, drawn);
-    if (!impl_->ops->on_host())
-        impl_->ops->copy_to_host(ids.data(), drawn.data, ids.size() * sizeof(int32_t));
+    if (impl.ops->on_host()) {
+        impl.ops->sample(ex, logits, params, history, uniforms, int_tensor(ids));
+        return ids;
+    }
+    // Where the next pass finds them.
+    const bool stay = std::ssize(ids) <= impl.options.sequences;
+    const Tensor drawn =
+        stay ? make_tensor(impl.resident.drawn_memory.get(), DType::kI32, {std::ssize(ids)})
+             : arena.allocate(DType::kI32, {std::ssize(ids)});
+    impl.resident.drawn.clear();
+    impl.ops->sample(ex, logits, params, history, uniforms, drawn);
+    impl.ops->copy_to_host(ids.data(), drawn.data, ids.size() * sizeof(int32_t));
+    if (stay) impl.resident.drawn = ids;
     return ids;
 }
 
@@ -257,6 +267,7 @@ Sequence::Sequence(Sequence&& other) noexcept
       checkpoints_(std::move(other.checkpoints_)),
       recent_(std::exchange(other.recent_, 0)),
       recent_tokens_(std::move(other.recent_tokens_)),
+      skipped_(std::exchange(other.skipped_, 0)),
       tentative_(std::move(other.tentative_)) {}
 
 Sequence& Sequence::operator=(Sequence&& other) noexcept {
@@ -267,6 +278,7 @@ Sequence& Sequence::operator=(Sequence&& other) noexcept {
     std::swap(checkpoints_, other.checkpoints_);
     std::swap(recent_, other.recent_);
     std::swap(recent_tokens_, other.recent_tokens_);
+    std::swap(skipped_, other.skipped_);
     std::swap(tentative_, other.tentative_);
     return *this;
 }

@@ -41,6 +41,8 @@ struct BackendOptions {
     int32_t gpu_layers = kAllLayers;
     bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
     bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
+    /// Is told, in one line, why "auto" leaves a card of this machine alone.
+    std::function<void(std::string_view)> note{};
 };
 
 /// The one factory of backends. UserError(kUsage) for an unknown name, naming the nearest known
@@ -73,7 +75,11 @@ struct MemoryPlan {
     int64_t kv_bytes = 0;
     int64_t state_bytes = 0;    ///< recurrent memory with its checkpoints
     int64_t compute_bytes = 0;  ///< arena of one forward pass, logits included
-    int64_t total() const { return weight_bytes + kv_bytes + state_bytes + compute_bytes; }
+    /// On a card: what the driver rounds up, buffers of the upload, kernels and recordings.
+    int64_t reserve_bytes = 0;
+    int64_t total() const {
+        return weight_bytes + kv_bytes + state_bytes + compute_bytes + reserve_bytes;
+    }
 };
 
 /// The plan of an Engine with these options (context and the like defaulted as it would), without
@@ -96,6 +102,7 @@ class Sequence {
     struct Checkpoint {
         int32_t slot = 0;
         int32_t position = 0;
+        int32_t skipped = 0;  ///< skipped_ there
     };
     class Engine* engine_ = nullptr;
     std::vector<int32_t> pages_;
@@ -106,6 +113,7 @@ class Sequence {
     // and the tokens behind all but the last of them.
     int32_t recent_ = 0;
     std::vector<int32_t> recent_tokens_;
+    int32_t skipped_ = 0;             ///< tokens that the draft block never saw
     std::vector<int32_t> tentative_;  ///< tokens of the last tentative decode()
 };
 
@@ -164,6 +172,13 @@ class Engine {
         int32_t ahead = 0;
     };
     Tensor draft(std::span<const DraftStep> steps);
+
+    /// Tokens that the draft block has not seen. Of generated ones only a few dozen wait: of more
+    /// the oldest are skipped, and later guesses are made as if they had not been. That makes
+    /// guesses worse, never the answer.
+    int32_t waiting(const Sequence& sequence) const;
+    /// Lets the draft block see what waits, in less time than draft() would take for it.
+    void follow(Sequence& sequence);
 
     /// A hash over all that the sequence remembers of its tokens (keys, values, recurrent state;
     /// not what only drafting uses), for tests.

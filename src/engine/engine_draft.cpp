@@ -1,7 +1,10 @@
 // Multi-token prediction. The draft block at position p takes the token there and the hidden state
 // of p - 1. Its keys and values have to exist for every position before a guess, so it follows
-// every prompt pass at once, and the generated tokens with the next guess or, when nobody drafts,
-// in bulk (`catch_up`). Hidden states that it has not seen wait in `StatePool::recent`.
+// every prompt pass at once, and the generated tokens with the next guess or in bulk (`follow`).
+// Hidden states that it has not seen wait in `StatePool::recent`. While nobody drafts, following
+// costs a tiny model more than it may: then the oldest that wait are skipped. The block counts
+// positions without the skipped ones, as if the text had been cut there: it never attends a place
+// that it has not written, and near tokens keep their distances.
 #include <algorithm>
 #include <numeric>
 
@@ -18,6 +21,24 @@ Tensor Engine::Impl::recent_rows(const Sequence& sequence, int32_t first, int32_
 /// The state behind the newest guess of a sequence: the last row, which nothing else uses.
 Tensor Engine::Impl::chain_row(const Sequence& sequence) const {
     return recent_rows(sequence, static_cast<int32_t>(pool->recent().shape[1]) - 1, 1);
+}
+
+/// Positions of the prompt rows as the draft block counts them.
+Tensor Engine::Impl::prompt_places(Exec& ex,
+                                   const Pass& pass,
+                                   std::span<const SequenceInput> inputs,
+                                   const Batch& batch) {
+    std::vector<int32_t>& places = buffers.places;
+    places.clear();
+    bool skipped = false;
+    for (const Segment& segment : pass.segments) {
+        const SequenceInput& input = inputs[static_cast<size_t>(segment.input)];
+        if (input.generated) continue;
+        skipped = skipped || input.sequence->skipped_ > 0;
+        for (int32_t i = 0; i < segment.count; ++i)
+            places.push_back(segment.position + i - input.sequence->skipped_);
+    }
+    return skipped ? staged(ex, places) : batch.positions.slice_rows(0, pass.prompt_rows);
 }
 
 /// Prompt rows: each goes with the state of the row before it, the first of a sequence with what
@@ -50,9 +71,10 @@ void Engine::Impl::follow_prompts(Arena& arena,
         row += segment.count;
     }
     ops->gather_rows(ex, states, staged(ex, buffers.shift), shifted);
+    const Tensor places = prompt_places(ex, pass, inputs, batch);
     Batch prompts = batch;
     prompts.tokens = batch.tokens.slice_rows(0, rows);
-    prompts.positions = batch.positions.slice_rows(0, rows);
+    prompts.positions = places;
     prompts.seq_start = batch.seq_start.slice_rows(0, sequences + 1);
     prompts.page_table = batch.page_table.slice_rows(0, sequences);
     prompts.outputs = batch.outputs.slice_rows(0, 0);
@@ -154,24 +176,52 @@ Tensor Engine::Impl::run_draft(Arena& arena, std::span<const DraftRows> rows, bo
                         work);
 }
 
-/// Before a decode: lets the draft block see what waits when a prompt follows or when there is no
-/// room for the states that will come.
-void Engine::Impl::catch_up(Sequence& sequence, const SequenceInput& input) {
-    const int32_t room = static_cast<int32_t>(pool->recent().shape[1]) - 1 - sequence.recent_;
-    const auto count = static_cast<int32_t>(input.tokens.size());
-    const bool due = input.generated ? room < count : sequence.recent_ > 1;
-    if (!due || sequence.recent_ < 2) return;
+/// Lets the draft block see all that waits but the newest state, whose token is to come.
+void Engine::Impl::follow_waiting(Sequence& sequence) {
+    if (sequence.recent_ < 2) return;
     Arena arena(arena_memory.get(), arena_bytes);
     Exec ex{.arena = arena};
     const int32_t seen = sequence.recent_ - 1;
     const DraftRows rows{.sequence = &sequence,
-                         .position = sequence.length_ - seen,
+                         .position = sequence.length_ - sequence.skipped_ - seen,
                          .tokens = sequence.recent_tokens_,
                          .hidden = recent_rows(sequence, 0, seen)};
     run_draft(arena, {&rows, 1}, false);
     ops->copy(ex, recent_rows(sequence, seen, 1), recent_rows(sequence, 0, 1));
     sequence.recent_ = 1;
     sequence.recent_tokens_.clear();
+}
+
+/// Skips the older half of what waits when there is no room for `count` more states.
+void Engine::Impl::make_room(Sequence& sequence, int32_t count) const {
+    const int32_t rows = static_cast<int32_t>(pool->recent().shape[1]) - 1;
+    if (sequence.recent_ + count <= rows) return;
+    const int32_t kept = std::min(sequence.recent_ / 2, rows - count);
+    check(kept > 0, "decode: more generated tokens than may wait for the draft block");
+    const int32_t skipped = sequence.recent_ - kept;
+    Arena arena(arena_memory.get(), arena_bytes);
+    Exec ex{.arena = arena};
+    ops->copy(ex, recent_rows(sequence, skipped, kept), recent_rows(sequence, 0, kept));
+    sequence.recent_tokens_.erase(sequence.recent_tokens_.begin(),
+                                  sequence.recent_tokens_.begin() + skipped);
+    sequence.recent_ = kept;
+    sequence.skipped_ += skipped;
+}
+
+/// Before a decode. A prompt is followed at once, so that what it stands behind has to be.
+void Engine::Impl::prepare_follow(Sequence& sequence, const SequenceInput& input) {
+    if (input.generated)
+        make_room(sequence, static_cast<int32_t>(input.tokens.size()));
+    else
+        follow_waiting(sequence);
+}
+
+int32_t Engine::waiting(const Sequence& sequence) const {
+    return std::max(sequence.recent_ - 1, 0);
+}
+
+void Engine::follow(Sequence& sequence) {
+    impl_->follow_waiting(sequence);
 }
 
 Tensor Engine::draft(std::span<const DraftStep> steps) {
@@ -181,7 +231,7 @@ Tensor Engine::draft(std::span<const DraftStep> steps) {
     std::vector<DraftRows> rows;
     for (size_t i = 0; i < steps.size(); ++i) {
         Sequence& sequence = *steps[i].sequence;
-        const int32_t place = sequence.length_ + steps[i].ahead;
+        const int32_t place = sequence.length_ - sequence.skipped_ + steps[i].ahead;
         DraftRows part{.sequence = &sequence, .position = place, .tokens = {}, .hidden = {}};
         if (steps[i].ahead == 0) {
             check(sequence.recent_ > 0, "draft: the newest token was drafted from before");

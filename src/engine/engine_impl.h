@@ -2,6 +2,7 @@
 // What an Engine holds; shared by engine_load.cpp (planning and loading), engine.cpp (running) and
 // engine_draft.cpp (multi-token prediction).
 
+#include <array>
 #include <compare>
 #include <cstdlib>
 #include <functional>
@@ -28,7 +29,7 @@ HostMemory working_memory(Ops& ops, int64_t bytes);
 /// Host copies of the index tensors of one pass; sized once for the largest pass.
 struct BatchBuffers {
     std::vector<int32_t> tokens, positions, seq_start, page_table, outputs, all_rows;
-    std::vector<int32_t> slots, save_slots, save_positions, shift;
+    std::vector<int32_t> slots, save_slots, save_positions, shift, places;
     std::vector<int32_t> packed;  ///< all of them for a device
     std::vector<float> zeros;     ///< the hidden state before the first token
 };
@@ -46,6 +47,7 @@ struct RecordingKey {
     int32_t outputs = 0;
     int32_t visible = 0;
     bool tentative = false;
+    bool advance = false;
     const void* logits = nullptr;
     auto operator<=>(const RecordingKey&) const = default;
 };
@@ -53,6 +55,15 @@ struct RecordingKey {
 struct Recorded {
     std::unique_ptr<Recording> ops;
     Tensor result;
+};
+
+/// What a device keeps from one pass of generated tokens to the next, so that the host has nothing
+/// to send between two tokens.
+struct Resident {
+    HostMemory memory = host_memory(0);        ///< the index tensors of the last such pass
+    std::vector<int32_t> packed;               ///< what they hold; empty: nothing to go on from
+    HostMemory drawn_memory = host_memory(0);  ///< the tokens drawn last, as many as sequences
+    std::vector<int32_t> drawn;                ///< the same on the host
 };
 
 /// Rows of one sequence for the draft block: tokens at positions from `position` on, each with the
@@ -89,6 +100,7 @@ struct Engine::Impl {
     int64_t logits_capacity = 0;
     int64_t staging_capacity = 0;
     BatchBuffers buffers;
+    Resident resident;
     std::map<RecordingKey, Recorded> recordings;
     bool recording = true;
 
@@ -97,7 +109,6 @@ struct Engine::Impl {
     // engine_load.cpp
     void prepare_options();
     void check_kv_types() const;
-    int64_t kv_bytes_per_token() const;
     Tensor pages_of(const KvSpec& spec, DType type, std::byte* memory) const;
     std::vector<KvView> planned_kv() const;
     Tensor planned_integers(Exec& ex, int64_t count);
@@ -124,7 +135,13 @@ struct Engine::Impl {
     int32_t add_rows(const Sequence& sequence, int32_t position, std::span<const int32_t> tokens);
     Tensor page_table();
     Tensor staged(Exec& ex, std::vector<int32_t>& values);
+    void pack(Batch& batch);
+    static Batch packed_at(int32_t* memory, Batch batch);
     Batch staged(Exec& ex, Batch batch);
+    std::array<int64_t, 2> resident_bytes() const;
+    void make_resident();
+    bool follows_drawn(const Batch& batch) const;
+    Batch placed(Exec& ex, const Pass& pass, Batch batch, bool& advance);
     Tensor run_recorded(const RecordingKey& key, const std::function<Tensor()>& work);
     int32_t visible_bound(int32_t visible) const;
     Batch make_batch(const Pass& pass, std::span<const SequenceInput> inputs);
@@ -142,13 +159,19 @@ struct Engine::Impl {
                      std::span<const SequenceInput> inputs,
                      const Batch& batch,
                      const Tensor& hidden);
+    Tensor prompt_places(Exec& ex,
+                         const Pass& pass,
+                         std::span<const SequenceInput> inputs,
+                         const Batch& batch);
     void follow_prompts(Arena& arena,
                         const Pass& pass,
                         std::span<const SequenceInput> inputs,
                         const Batch& batch,
                         const Tensor& hidden);
     void follow_accepted(Sequence& sequence, int32_t count);
-    void catch_up(Sequence& sequence, const SequenceInput& input);
+    void follow_waiting(Sequence& sequence);
+    void make_room(Sequence& sequence, int32_t count) const;
+    void prepare_follow(Sequence& sequence, const SequenceInput& input);
     Tensor run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last);
 };
 

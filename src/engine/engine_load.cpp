@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
+#include "engine/backends.h"
 #include "engine/engine_impl.h"
 #include "engine/machine.h"
 #include "engine/vocab_from_gguf.h"
@@ -64,15 +66,6 @@ void Engine::Impl::check_kv_types() const {
     }
 }
 
-int64_t Engine::Impl::kv_bytes_per_token() const {
-    int64_t bytes = 0;
-    for (const KvSpec& spec : model->kv_layers()) {
-        const int64_t values = int64_t{spec.kv_heads} * spec.head_size;
-        bytes += dtype_bytes(options.type_k, values) + dtype_bytes(options.type_v, values);
-    }
-    return bytes;
-}
-
 /// One layer's pages of keys or values at `memory`, which is null while planning.
 Tensor Engine::Impl::pages_of(const KvSpec& spec, DType type, std::byte* memory) const {
     return make_tensor(
@@ -125,6 +118,7 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
         const Tensor shifted = arena.allocate(DType::kF32, {rows, width});
         ops->stage(ex, make_tensor(nullptr, DType::kF32, {1, width}));
         ops->gather_rows(ex, states, planned_integers(ex, rows), shifted);
+        planned_integers(ex, rows);  // positions as the draft block counts them
         const Tensor guess = model->draft(*ops, ex, batch, shifted, planned);
         model->draft_logits(*ops, ex, guess.slice_rows(0, sequences),
                             make_tensor(nullptr, DType::kF32, {sequences, vocab}));
@@ -170,14 +164,29 @@ size_t Engine::Impl::plan_arena() {
     return static_cast<size_t>(std::max(peak, static_cast<int64_t>(arena.peak_bytes())));
 }
 
+/// In the order of load(): a card's rounding follows from the sizes one by one.
 void Engine::Impl::make_plan(const GgufFile& file) {
-    plan.weight_bytes = planned_weight_bytes(file, *model, *ops);
-    plan.kv_bytes = kv_bytes_per_token() * kPageTokens * pages_per_sequence * options.sequences;
-    plan.state_bytes = pool->bytes();
+    std::vector<int64_t> blocks;
+    const auto planned = [&](const std::vector<int64_t>& more) {
+        blocks.insert(blocks.end(), more.begin(), more.end());
+        return std::accumulate(more.begin(), more.end(), int64_t{0});
+    };
+    plan.weight_bytes = planned(planned_weights(file, *model, *ops));
+    std::vector<int64_t> pages;
+    for (const KvView& layer : planned_kv())
+        for (const Tensor& part : {layer.keys, layer.values})
+            pages.push_back(dtype_bytes(part.dtype, part.elements()));
+    plan.kv_bytes = planned(pages);
+    plan.state_bytes = planned(pool->blocks());
     arena_bytes = plan_arena();
-    const int64_t logit_rows =
-        int64_t{options.sequences} * (drafting() ? options.draft_max + 2 : 1);
-    plan.compute_bytes = static_cast<int64_t>(arena_bytes) + logit_rows * model->info().vocab * 4;
+    const int64_t row_bytes = int64_t{model->info().vocab} * 4, sequences = options.sequences;
+    std::vector<int64_t> compute{static_cast<int64_t>(arena_bytes)};
+    if (!ops->on_host())
+        for (const int64_t bytes : resident_bytes()) compute.push_back(bytes);
+    compute.push_back(sequences * (drafting() ? options.draft_max + 1 : 1) * row_bytes);
+    if (drafting()) compute.push_back(sequences * row_bytes);
+    plan.compute_bytes = planned(compute);
+    plan.reserve_bytes = bytes_beside(*ops, blocks);
 }
 
 void Engine::Impl::check_memory(const std::string& path) const {
@@ -188,11 +197,12 @@ void Engine::Impl::check_memory(const std::string& path) const {
         throw UserError(
             ExitCode::kMemory,
             fmt::format(
-                "{} needs {} (weights {}, {} sequence(s) of {} tokens {}, compute {}), but {} "
+                "{} needs {} (weights {}, {} sequence(s) of {} tokens {}, compute {}{}), but {} "
                 "are available{}: lower the context (-c), the cache types (-ctk, -ctv) or take "
                 "{}",
                 path, gib(plan.total()), gib(plan.weight_bytes), options.sequences, options.context,
-                gib(plan.kv_bytes + plan.state_bytes), gib(plan.compute_bytes), gib(limit),
+                gib(plan.kv_bytes + plan.state_bytes), gib(plan.compute_bytes),
+                plan.reserve_bytes > 0 ? ", reserve " + gib(plan.reserve_bytes) : "", gib(limit),
                 ops->on_host() ? "" : fmt::format(" on {}", ops->name()),
                 ops->on_host() ? "a smaller model" : "--backend cpu"));
 }
@@ -252,6 +262,7 @@ void Engine::Impl::load(GgufFile file) {
     });
     make_kv();
     arena_memory = working_memory(*ops, static_cast<int64_t>(arena_bytes));
+    make_resident();
     reserve_logits(int64_t{options.sequences} * (drafting() ? options.draft_max + 1 : 1));
     recording = !options.backend.synchronous;
     if (drafting())

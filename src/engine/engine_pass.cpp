@@ -17,7 +17,30 @@ bool in_order(std::span<const int32_t> indices) {
            std::is_sorted(indices.begin(), indices.end());
 }
 
+/// Every index tensor of a pass starts at a multiple of this many numbers, as those of an arena do.
+constexpr size_t kIndexLine = 16;
+
+/// Tokens and positions come first: what advances from pass to pass.
+std::array<Tensor*, 8> index_tensors(Batch& batch) {
+    return {&batch.tokens,  &batch.positions, &batch.seq_start,  &batch.page_table,
+            &batch.outputs, &batch.slots,     &batch.save_slots, &batch.save_positions};
+}
+
 }  // namespace
+
+/// Bytes for the index tensors of generated rows that stay on a device, and for the tokens drawn.
+std::array<int64_t, 2> Engine::Impl::resident_bytes() const {
+    const int64_t sequences = options.sequences;
+    const int64_t lines = (sequences + 1 + static_cast<int64_t>(kIndexLine)) * 8;
+    return {(lines + sequences * pages_per_sequence) * 4, sequences * 4};
+}
+
+void Engine::Impl::make_resident() {
+    if (ops->on_host()) return;
+    const auto [batch, drawn] = resident_bytes();
+    resident.memory = working_memory(*ops, batch);
+    resident.drawn_memory = working_memory(*ops, drawn);
+}
 
 void Engine::Impl::reserve_logits(int64_t rows) {
     if (rows <= logits_capacity) return;
@@ -59,28 +82,60 @@ Tensor Engine::Impl::staged(Exec& ex, std::vector<int32_t>& values) {
     return ops->stage(ex, int_tensor(values));
 }
 
+/// The index tensors of a batch, one after the other, to buffers.packed.
+void Engine::Impl::pack(Batch& batch) {
+    std::vector<int32_t>& packed = buffers.packed;
+    packed.clear();
+    for (const Tensor* part : index_tensors(batch)) {
+        if (part->absent()) continue;
+        packed.insert(packed.end(), part->as<int32_t>(), part->as<int32_t>() + part->elements());
+        packed.resize((packed.size() + kIndexLine - 1) / kIndexLine * kIndexLine);
+    }
+}
+
+/// The batch whose index tensors lie at `memory` as pack() put them.
+Batch Engine::Impl::packed_at(int32_t* memory, Batch batch) {
+    for (Tensor* part : index_tensors(batch)) {
+        if (part->absent()) continue;
+        const auto count = static_cast<size_t>(part->elements());
+        part->data = memory;
+        memory += (count + kIndexLine - 1) / kIndexLine * kIndexLine;
+    }
+    return batch;
+}
+
 /// The index tensors of a batch where ops read them: in one copy.
 Batch Engine::Impl::staged(Exec& ex, Batch batch) {
     if (ops->on_host()) return batch;
-    constexpr size_t kLine = 16;  // numbers of an arena's alignment
-    const std::array parts = {&batch.tokens,     &batch.positions,     &batch.seq_start,
-                              &batch.page_table, &batch.outputs,       &batch.slots,
-                              &batch.save_slots, &batch.save_positions};
-    std::vector<int32_t>& packed = buffers.packed;
-    packed.clear();
-    for (const Tensor* part : parts) {
-        if (part->absent()) continue;
-        packed.insert(packed.end(), part->as<int32_t>(), part->as<int32_t>() + part->elements());
-        packed.resize((packed.size() + kLine - 1) / kLine * kLine);
-    }
-    auto* next = ops->stage(ex, int_tensor(packed)).as<int32_t>();
-    for (Tensor* part : parts) {
-        if (part->absent()) continue;
-        const auto count = static_cast<size_t>(part->elements());
-        part->data = next;
-        next += (count + kLine - 1) / kLine * kLine;
-    }
-    return batch;
+    pack(batch);
+    return packed_at(ops->stage(ex, int_tensor(buffers.packed)).as<int32_t>(), batch);
+}
+
+/// Whether the batch is the one before, each sequence one drawn token further: then the device can
+/// make it from what it holds.
+bool Engine::Impl::follows_drawn(const Batch& batch) const {
+    const std::vector<int32_t>&before = resident.packed, &now = buffers.packed;
+    const size_t rows = static_cast<size_t>(batch.row_count());
+    const size_t line = (rows + kIndexLine - 1) / kIndexLine * kIndexLine;
+    if (before.size() != now.size() || resident.drawn.size() != rows) return false;
+    for (size_t i = 0; i < rows; ++i)
+        if (now[i] != resident.drawn[i] || now[line + i] != before[line + i] + 1) return false;
+    const auto rest = static_cast<std::ptrdiff_t>(2 * line);
+    return std::equal(now.begin() + rest, now.end(), before.begin() + rest);
+}
+
+/// The batch of a pass where ops read it. One of generated tokens stays on the device from pass to
+/// pass; `advance` then says that the device has to take the drawn tokens itself.
+Batch Engine::Impl::placed(Exec& ex, const Pass& pass, Batch batch, bool& advance) {
+    advance = false;
+    if (ops->on_host() || drafting() || pass.prompt_rows > 0 || pass.rows > options.sequences)
+        return staged(ex, batch);
+    pack(batch);
+    advance = follows_drawn(batch);
+    auto* memory = reinterpret_cast<int32_t*>(resident.memory.get());
+    if (!advance) ops->copy_to_device(memory, buffers.packed.data(), buffers.packed.size() * 4);
+    resident.packed.clear();  // until the pass is through
+    return packed_at(memory, batch);
 }
 
 Batch Engine::Impl::make_batch(const Pass& pass, std::span<const SequenceInput> inputs) {
@@ -148,7 +203,9 @@ void Engine::Impl::note_saves(const Pass& pass, std::span<const SequenceInput> i
     for (size_t i = 0; i < pass.segments.size(); ++i) {
         if (buffers.save_slots[i] < 0) continue;
         const SequenceInput& input = inputs[static_cast<size_t>(pass.segments[i].input)];
-        input.sequence->checkpoints_.push_back({buffers.save_slots[i], buffers.save_positions[i]});
+        Sequence& sequence = *input.sequence;
+        sequence.checkpoints_.push_back(
+            {buffers.save_slots[i], buffers.save_positions[i], sequence.skipped_});
         buffers.save_slots[i] = -1;
     }
 }
@@ -163,7 +220,7 @@ void Engine::Impl::drop_saves() {
 /// has run once is recorded the next time and replayed from then on. Returns what `work` returns.
 Tensor Engine::Impl::run_recorded(const RecordingKey& key, const std::function<Tensor()>& work) {
     if (ops->on_host() || !recording) return work();
-    constexpr size_t kMost = 64;  // a recording takes memory of the device that nobody planned
+    constexpr size_t kMost = 64;  // their memory is planned for about so many
     if (recordings.size() >= kMost && !recordings.contains(key)) recordings.clear();
     const auto [place, fresh] = recordings.try_emplace(key);
     Recorded& known = place->second;
@@ -198,12 +255,20 @@ void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inp
     } const saves{*this};
     Arena arena(arena_memory.get(), arena_bytes);
     Exec ex{.arena = arena, .prompt_rows = pass.prompt_rows};
-    const Batch batch = staged(ex, make_batch(pass, inputs));
-    const Tensor wanted = drafting() ? staged(ex, buffers.outputs) : Tensor{};
+    bool advance = false;
+    const Batch batch = placed(ex, pass, make_batch(pass, inputs), advance);
+    // The draft block follows all rows; mostly the logits of all are wanted, too.
+    const bool choose = drafting() && std::ssize(pass.outputs) < pass.rows;
+    const Tensor wanted = choose ? staged(ex, buffers.outputs) : Tensor{};
     const auto work = [&] {
+        if (advance)
+            ops->advance_batch(
+                ex,
+                make_tensor(resident.drawn_memory.get(), DType::kI32, {int64_t{batch.row_count()}}),
+                batch);
         const Tensor hidden = model->forward(*ops, ex, batch, memory());
         if (pass.outputs.empty()) return hidden;
-        if (!drafting()) {
+        if (!choose) {
             head_rows(arena, pass, hidden);
             return hidden;
         }
@@ -222,10 +287,12 @@ void Engine::Impl::run_pass(const Pass& pass, std::span<const SequenceInput> inp
                            .outputs = static_cast<int32_t>(pass.outputs.size()),
                            .visible = batch.max_visible,
                            .tentative = batch.tentative,
+                           .advance = advance,
                            .logits = logits_memory.get()};
     const Tensor hidden = generated ? run_recorded(key, work) : work();
     if (drafting()) follow_pass(arena, pass, inputs, batch, hidden);
     note_saves(pass, inputs);
+    if (batch.tokens.data == resident.memory.get()) resident.packed = buffers.packed;
 }
 
 /// Logits of the wanted hidden rows of a pass, to their rows of the result.

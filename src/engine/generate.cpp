@@ -287,9 +287,28 @@ void draft_step(Engine& engine, std::span<Round> rounds) {
     }
 }
 
-void step(Engine& engine, std::span<Active* const> running, DraftPacer& pacer) {
+/// Lets the draft block see the generated tokens that wait for it where at least `least` do.
+void follow(Engine& engine, std::span<Active* const> running, int32_t least, DraftPacer& pacer) {
     const Clock::time_point begin = Clock::now();
+    int32_t tokens = 0;
+    for (const Active* active : running) {
+        Sequence& sequence = *active->request->sequence;
+        if (engine.waiting(sequence) < least) continue;
+        tokens += engine.waiting(sequence);
+        engine.follow(sequence);
+    }
+    if (tokens > 0) pacer.record_follow(seconds_since(begin), tokens);
+}
+
+void step(Engine& engine, std::span<Active* const> running, DraftPacer& pacer) {
+    constexpr int32_t kMany = 30;  // wait before the engine would skip some
+    constexpr int32_t kFew = 4;    // wait, and drafting takes them with its first guess
     const int32_t most = pacer.next();
+    if (most > 0)
+        follow(engine, running, kFew, pacer);
+    else if (pacer.follows())
+        follow(engine, running, kMany, pacer);
+    const Clock::time_point begin = Clock::now();
     std::vector<Round> rounds;
     int32_t wanted = 0;
     for (Active* active : running) {

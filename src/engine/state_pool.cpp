@@ -31,12 +31,17 @@ StatePool::StatePool(StatePoolShape shape) : shape_(std::move(shape)) {
         recent_ = make_tensor(nullptr, DType::kF32, {slots_, shape_.recent_rows, shape_.width});
 }
 
-int64_t StatePool::bytes() const {
-    int64_t elements = recent_.absent() ? 0 : recent_.elements();
+std::vector<int64_t> StatePool::blocks() const {
+    std::vector<int64_t> bytes;
+    const auto add = [&](const Tensor& tensor) {
+        if (!tensor.absent() && tensor.elements() > 0)
+            bytes.push_back(tensor.elements() * static_cast<int64_t>(sizeof(float)));
+    };
     for (const RecurrentView& view : views_)
-        elements += view.conv.elements() + view.state.elements() + view.conv_log.elements() +
-                    view.delta_log.elements();
-    return elements * static_cast<int64_t>(sizeof(float));
+        for (const Tensor* tensor : {&view.conv, &view.state, &view.conv_log, &view.delta_log})
+            add(*tensor);
+    add(recent_);
+    return bytes;
 }
 
 void StatePool::allocate(Ops& ops) {

@@ -27,7 +27,8 @@ class StatePool {
     explicit StatePool(StatePoolShape shape);
     /// Views without memory until this is called.
     void allocate(Ops& ops);
-    int64_t bytes() const;
+    /// Bytes of each allocation that allocate() makes, in order.
+    std::vector<int64_t> blocks() const;
 
     std::span<const RecurrentView> views() const { return views_; }
     /// [slots, recent_rows, width] hidden states that drafting has not consumed yet; absent when

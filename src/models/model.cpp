@@ -170,27 +170,27 @@ std::unique_ptr<Model> make_model(const GgufFile& file, const ModelOptions& opti
                            nearest_name(*name, kNames)));
 }
 
-int64_t planned_weight_bytes(const GgufFile& file, Model& model, const Ops& ops) {
+std::vector<int64_t> planned_weights(const GgufFile& file, Model& model, const Ops& ops) {
     const std::vector<WeightRow> rows = model.weights();
     refuse_unknown_tensors(file, rows);
-    int64_t bytes = 0;
+    std::vector<int64_t> blocks;
     for (const WeightRow& row : rows) {
         const GgufTensor* tensor = find_checked(file, row);
         if (tensor == nullptr) continue;
         if (row.matrix != nullptr) {
             const HostWeight host = host_weight(row, *tensor, tensor->data, {});
-            bytes += ops.upload_bytes(host);
+            blocks.push_back(ops.upload_bytes(host));
             *row.matrix = {.format = tensor->dtype,
                            .rows = host.rows,
                            .cols = host.cols,
                            .experts = host.experts,
                            .wants = ops.wants(tensor->dtype)};
         } else if (row.vector != nullptr) {
-            bytes += tensor->elements() * static_cast<int64_t>(sizeof(float));
+            blocks.push_back(tensor->elements() * static_cast<int64_t>(sizeof(float)));
             *row.vector = vector_tensor(nullptr, row);
         }
     }
-    return bytes;
+    return blocks;
 }
 
 void load_weights(const GgufFile& file,

@@ -103,10 +103,10 @@ std::unique_ptr<Model> make_model(const GgufFile& file, const ModelOptions& opti
 /// Architectures that make_model knows.
 std::span<const std::string_view> known_architectures();
 
-/// Checks every row of the table against the file as load_weights does and returns the bytes that
-/// it will take. The model is left with weights that have everything but memory, so that `forward`
-/// can be planned.
-int64_t planned_weight_bytes(const GgufFile& file, Model& model, const Ops& ops);
+/// Checks every row of the table against the file as load_weights does and returns the bytes of
+/// each allocation that it will make, in order. The model is left with weights that have everything
+/// but memory, so that `forward` can be planned.
+std::vector<int64_t> planned_weights(const GgufFile& file, Model& model, const Ops& ops);
 
 /// Checks every row of the table against the file and uploads it. UserError(kModel) names a missing
 /// or mis-shaped tensor with found and expected shape, and any tensor of the file that the table

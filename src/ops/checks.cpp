@@ -88,6 +88,15 @@ void check_concat(
     }
 }
 
+void check_advance_batch(const Tensor& ids, const Batch& batch, const Caller& where) {
+    for (const Tensor* part : {&ids, &batch.tokens, &batch.positions})
+        check(part->rank == 1 && part->dtype == DType::kI32 && part->contiguous() &&
+                  part->elements() == batch.row_count(),
+              "advance_batch: a number for every row", where);
+    check(batch.prompt_rows == 0 && batch.sequence_count() == batch.row_count(),
+          "advance_batch: a generated row for every sequence", where);
+}
+
 void check_gather_rows(const Tensor& x, const Tensor& ids, const Tensor& out, const Caller& where) {
     check(x.rank == 2 && out.rank == 2 && x.cols() == out.cols() && ids.rows() == out.rows(),
           "gather_rows: shapes", where);

@@ -54,6 +54,9 @@ void check_gather_rows(const Tensor& x,
                        const Tensor& ids,
                        const Tensor& out,
                        const Caller& where = Caller::current());
+void check_advance_batch(const Tensor& ids,
+                         const Batch& batch,
+                         const Caller& where = Caller::current());
 
 /// Whether every slot of a part of a RecurrentView is one piece.
 bool dense_slots(const Tensor& part);

@@ -1,7 +1,10 @@
 // Default bodies of the fused ops: the composition that every override is tested against.
 #include "ops/ops.h"
 
+#include <algorithm>
 #include <cstring>
+
+#include "ops/checks.h"
 
 namespace tessera {
 
@@ -61,6 +64,15 @@ void Ops::qk_norm_rope_store(Exec& ex,
     rope(ex, q, batch.positions, how.freq_factors, how.rope);
     rope(ex, k, batch.positions, how.freq_factors, how.rope);
     kv_store(ex, k, v, batch, cache);
+}
+
+void Ops::advance_batch(Exec& ex, const Tensor& ids, const Batch& batch) {
+    check_advance_batch(ids, batch);
+    if (ex.planning()) return;
+    std::copy_n(ids.as<int32_t>(), ids.elements(), batch.tokens.as<int32_t>());
+    for (int32_t& position :
+         std::span(batch.positions.as<int32_t>(), static_cast<size_t>(batch.positions.elements())))
+        ++position;
 }
 
 GemmInput Ops::glu_input(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {

@@ -259,6 +259,11 @@ class Ops {
     /// out[i, :] = x[ids[i], :]; x F32 [T, N], ids I32 [M], out [M, N].
     virtual void gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) = 0;
 
+    /// Makes the batch of the next generated token out of that of the last one, a row a sequence:
+    /// tokens[i] = ids[i], positions[i] += 1; all I32 [T], contiguous. What else a batch says has
+    /// to stay true. Default: on the host.
+    virtual void advance_batch(Exec& ex, const Tensor& ids, const Batch& batch);
+
     // ---- attention ----
     /// Writes k and v [T, Hkv, d] of every row to its page (f32 to the cache's dtype, round to
     /// nearest even).

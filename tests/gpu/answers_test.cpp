@@ -175,6 +175,32 @@ TEST_P(Answers, DoNotDependOnRecordings) {
     }
 }
 
+// Guards against index tensors that the device carries on wrongly from token to token (an id, a
+// position, a page of the sequence before), and against a host that sends them after all: only the
+// first token and the first of each of the five new pages take a copy.
+TEST_P(Answers, AdvanceOnTheDevice) {
+    const auto card = engine(card_options(2));
+    card->set_recording(false);
+    const std::vector<int32_t> prompt = some_tokens(60, 23);
+    card->ops().reset_op_counts();
+    const Answer advanced = answer_alone(*card, prompt, 300);
+    const std::vector<OpCount> counts = card->ops().op_counts();
+    const auto count = std::ranges::find(counts, "advance_batch", &OpCount::name);
+    ASSERT_NE(count, counts.end());
+    EXPECT_EQ(count->calls, 299 - 1 - 5);
+
+    // Where nothing was ever drawn on the device, everything has to be sent.
+    const auto fed = engine(card_options(2));
+    fed->set_recording(false);
+    Sequence sequence = fed->new_sequence();
+    feed(*fed, sequence, prompt, false);
+    for (size_t i = 0; i + 1 < advanced.tokens.size(); ++i)
+        feed(*fed, sequence, std::span(advanced.tokens).subspan(i, 1), true);
+    EXPECT_EQ(fed->memory_hash(sequence), advanced.memory);
+    const std::vector<OpCount> sent = fed->ops().op_counts();
+    EXPECT_EQ(std::ranges::find(sent, "advance_batch", &OpCount::name), sent.end());
+}
+
 // Guards against reads of memory that was never written: fresh memory that is 0xFF instead of 0
 // (NaN in every format of ours) changes nothing, for any type of cache.
 TEST_P(Answers, DoNotDependOnFreshMemory) {

@@ -1,12 +1,14 @@
 // What goes wrong on a card, and what it must leave untouched.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "gpu/gpu.h"
 
@@ -234,6 +236,68 @@ TEST_F(CardAlone, MemoryThatAnotherHoldsIsNotPlannedWith) {
     other.reset();
     const auto card = card_engine(options, bytes);
     EXPECT_EQ(answer_alone(*card, some_tokens(20, 1), 4).tokens.size(), 4u);
+}
+
+// Guards against a plan that leaves out what the driver rounds up, the buffers of the upload or the
+// recordings: a model that just fits would fail while it is loaded, or later.
+TEST_F(CardAlone, ThePlanCoversWhatAnEngineTakes) {
+    const auto other =
+        make_ops({.name = kCard, .isa = {}});  // the context is there before any plan
+    for (const char* architecture : kArchitectures) {
+        const int64_t before = other->available_bytes();
+        const auto card = card_engine(card_options(4), model_of(architecture, DType::kNVFP4));
+        const int64_t loaded = before - other->available_bytes();
+        EXPECT_LE(loaded, card->plan().total()) << architecture;
+        // Passes of generated tokens are recorded for every power of two of keys.
+        answer_alone(*card, some_tokens(200, 1), 300);
+        const int64_t running = before - other->available_bytes();
+        EXPECT_LE(running, card->plan().total()) << architecture << ": loading took " << loaded;
+        RecordProperty(architecture, std::to_string(running - loaded));
+    }
+}
+
+// Guards against an index that changes while it is on its way: `from` is free when a copy returns.
+TEST_F(Faults, WhatWasSentMayChangeAtOnce) {
+    const auto ops = make_ops({.name = kCard, .isa = {}});
+    // A few numbers; more than a quarter of the pinned ring; more than all of it.
+    for (const size_t count : {size_t{3}, size_t{150'000}, size_t{1'500'000}}) {
+        constexpr size_t kCopies = 20;
+        std::vector<int32_t> source(count), found(count);
+        std::byte* memory = ops->allocate(kCopies * count * 4);
+        for (size_t i = 0; i < kCopies; ++i) {
+            std::ranges::fill(source, static_cast<int32_t>(i));
+            ops->copy_to_device(memory + i * count * 4, source.data(), count * 4);
+        }
+        std::ranges::fill(source, -1);
+        for (size_t i = 0; i < kCopies; ++i) {
+            ops->copy_to_host(found.data(), memory + i * count * 4, count * 4);
+            EXPECT_EQ(found, std::vector<int32_t>(count, static_cast<int32_t>(i)))
+                << i << " of " << count << " numbers";
+        }
+    }
+}
+
+// Guards against work of another thread that goes to card 0: the last card of the machine computes
+// for a thread that did not make the engine.
+TEST_F(Faults, AnyThreadComputesOnTheCardOfItsEngine) {
+    int32_t last = 0;
+    try {
+        while (make_ops({.name = kCard, .device = last + 1, .isa = {}}) != nullptr) ++last;
+    } catch (const UserError&) {
+        // There are no more.
+    }
+    const std::vector<std::byte>& bytes = model_of("llama", DType::kNVFP4);
+    EngineOptions options = card_options();
+    options.backend.device = last;
+    const Answer expected = answer_alone(*card_engine(options, bytes), some_tokens(90, 1), 12);
+    std::unique_ptr<Engine> card;
+    Answer made, answered;
+    std::jthread([&] { card = card_engine(options, bytes); }).join();
+    std::jthread([&] { made = answer_alone(*card, some_tokens(90, 1), 12); }).join();
+    answered = answer_alone(*card, some_tokens(90, 1), 12);
+    std::jthread([&] { card.reset(); }).join();
+    EXPECT_EQ(made, expected) << "CUDA" << last;
+    EXPECT_EQ(answered, expected) << "CUDA" << last;
 }
 
 // Guards against a card number that is taken for another card, or refused without a hint.

@@ -49,7 +49,8 @@ void read_view_row(const ActView& view, int64_t t, int64_t cols, std::vector<flo
                         view.block_scales.row<float>(t)[k / 32];
                 break;
             default:
-                value = f32_from_bf16(view.values.row<uint16_t>(t)[k]);
+                value = f32_from_bf16(view.values.row<uint16_t>(
+                    t)[view.transposed_pairs ? transposed_pair_place(k) : k]);
                 if (!view.row_scales.absent()) value *= view.row_scales.as<float>()[t];
                 break;
         }

@@ -241,7 +241,7 @@ void attention_poison(std::vector<OpCase>& cases) {
             append(cases, format);
         }
     for (const int32_t window : {1, 7, 64, 100}) {
-        PagedCase windowed{.heads = 8,
+        PagedCase windowed{.heads = 6,
                            .kv_heads = 2,
                            .runs = {{20, 180}, {0, 70}},
                            .prompt_runs = 2,
@@ -253,6 +253,13 @@ void attention_poison(std::vector<OpCase>& cases) {
         windowed.sinks = true;
         append(cases, windowed);
     }
+    // Small enough for the tools that look for races.
+    append(cases, PagedCase{.heads = 8,
+                            .kv_heads = 2,
+                            .runs = {{40, 26}},
+                            .prompt_runs = 1,
+                            .poison_v = Poison::kInfinity,
+                            .poison_at = 50});
     // Generated rows: one sequence's rows around the token, and the splits of a long context, of
     // which the last one begins with the token.
     for (const int32_t window : {0, 2})

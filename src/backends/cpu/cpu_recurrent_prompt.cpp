@@ -10,7 +10,7 @@ namespace tessera::cpu {
 namespace {
 
 /// Fewer items share more pages, more items are shared out better.
-constexpr int64_t kItemsAThread = 2;
+constexpr int64_t kItemsAThread = 4;
 
 /// What a prompt item takes: of each key head [key_head, key_head + key_heads) the (value head,
 /// strip) pairs, here units, [begin, end).
@@ -152,6 +152,8 @@ class PromptItem {
         DeltaRun run = run_of_unit(part, unit);
         run.order = unit.index - share_.begin;
         run.next_strip = last_of_key_head(unit) ? nullptr : strip(next(unit));
+        run.of_same_head = !opens && unit.index % sizes_.strips != 0;
+        run.next_of_head = next(unit).index % sizes_.strips != 0;
         run.upcoming = upcoming_.data();
         run.upcoming_count = std::ssize(upcoming_);
         if (opens || unit.index % sizes_.strips == 0) call_.kernels.open_gates(run, keys_, gates_);

@@ -107,6 +107,7 @@ CudaOps::Timed::Timed(CudaOps& ops, std::string_view op, double flops, double by
         index_ = SIZE_MAX;
         return;
     }
+    ops.device_->enter();
     const Timing::Span span{index_, timing.event(), timing.event()};
     check_cuda(cudaEventRecord(span.begin, ops.device_->stream()), "recording an event");
     timing.spans.push_back(span);
@@ -130,11 +131,11 @@ int64_t CudaOps::available_bytes() const {
 }
 
 void CudaOps::copy_to_device(void* to, const void* from, size_t bytes) {
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, device_->stream()),
-               "copying to the device");
+    device_->send(to, from, bytes);
 }
 
 void CudaOps::copy_to_host(void* to, const void* from, size_t bytes) {
+    device_->enter();
     if (bytes > 0)
         check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device_->stream()),
                    "copying from the device");
@@ -147,7 +148,7 @@ Tensor CudaOps::stage(Exec& ex, const Tensor& host) {
     Tensor staged = host;
     const auto bytes = static_cast<size_t>(dtype_bytes(host.dtype, host.elements()));
     staged.data = ex.arena.allocate_bytes(bytes);
-    if (!ex.planning() && bytes > 0) copy_to_device(staged.data, host.data, bytes);
+    if (!ex.planning()) copy_to_device(staged.data, host.data, bytes);
     return staged;
 }
 
@@ -156,12 +157,17 @@ namespace {
 class Graph final : public Recording {
   public:
     Graph(Device& device, cudaGraph_t graph) : device_(device) {
-        const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
+        cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
         cudaGraphDestroy(graph);
         check_cuda(status, "instantiating a graph");
+        // Or a card without room for it would say so at the first replay.
+        status = cudaGraphUpload(executable_, device.stream());
+        if (status != cudaSuccess) cudaGraphExecDestroy(executable_);
+        check_cuda(status, "uploading a graph");
     }
     ~Graph() override { cudaGraphExecDestroy(executable_); }
     void replay() override {
+        device_.enter();
         check_cuda(cudaGraphLaunch(executable_, device_.stream()), "launching a graph");
     }
 
@@ -173,6 +179,7 @@ class Graph final : public Recording {
 }  // namespace
 
 std::unique_ptr<Recording> CudaOps::record(const std::function<void()>& work) {
+    device_->enter();
     check_cuda(cudaStreamBeginCapture(device_->stream(), cudaStreamCaptureModeThreadLocal),
                "beginning a capture");
     cudaGraph_t graph = nullptr;

@@ -83,6 +83,7 @@ class CudaOps final : public Ops {
     void concat(
         Exec& ex, const Tensor& a, const Tensor& b, int32_t axis, const Tensor& out) override;
     void gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Tensor& out) override;
+    void advance_batch(Exec& ex, const Tensor& ids, const Batch& batch) override;
     GemmInput gated_rms_norm_input(Exec& ex,
                                    const Tensor& x,
                                    const Tensor& gain,

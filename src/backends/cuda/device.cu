@@ -1,14 +1,12 @@
-// Opening a card and talking to it. Small blocks share mappings of kPoolBytes, so that a model of
-// hundreds of small tensors does not pay the driver's granularity for each.
+// Opening a card and talking to it. Blocks share mappings (pools.h), so that a model of hundreds of
+// small tensors does not pay the driver's granularity for each.
+#include <algorithm>
 #include <cstring>
 
 #include "backends/cuda/device.cuh"
 
 namespace tessera::cuda {
 namespace {
-
-constexpr size_t kAlignment = 256;
-constexpr size_t kPoolBytes = size_t{32} << 20;
 
 __global__ void probe_kernel() {}
 
@@ -49,6 +47,43 @@ void check_cuda(cudaError_t status, std::string_view what) {
     throw UserError(code, text("CUDA: ", what, ": ", cudaGetErrorString(status)));
 }
 
+SendRing::SendRing() {
+    check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&memory_), kPieces * kPieceBytes,
+                             cudaHostAllocDefault),
+               "allocating pinned memory");
+    for (cudaEvent_t& event : sent_)
+        check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+}
+
+SendRing::~SendRing() {
+    for (cudaEvent_t event : sent_)
+        if (event != nullptr) cudaEventDestroy(event);
+    cudaFreeHost(memory_);
+}
+
+void SendRing::next_piece(cudaStream_t stream) {
+    check_cuda(cudaEventRecord(sent_[piece_], stream), "sending to the device");
+    piece_ = (piece_ + 1) % kPieces;
+    // Its last round of copies has left it; at once in the first round.
+    check_cuda(cudaEventSynchronize(sent_[piece_]), "sending to the device");
+    used_ = 0;
+}
+
+void SendRing::send(cudaStream_t stream, void* to, const void* from, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        const size_t left = bytes - done;
+        if (used_ > 0 && left > kPieceBytes - used_) next_piece(stream);
+        const size_t part = std::min(left, kPieceBytes - used_);
+        std::byte* pinned = memory_ + piece_ * kPieceBytes + used_;
+        std::memcpy(pinned, static_cast<const std::byte*>(from) + done, part);
+        check_cuda(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, pinned, part,
+                                   cudaMemcpyHostToDevice, stream),
+                   "sending to the device");
+        used_ += part;
+        done += part;
+    }
+}
+
 std::string Device::Launch::describe() const {
     return text(kernel, " <<<(", grid.x, ", ", grid.y, ", ", grid.z, "), (", block.x, ", ", block.y,
                 ", ", block.z, "), ", shared_bytes, " bytes>>>");
@@ -74,13 +109,22 @@ Device::Device(const CudaOptions& options) : options_(options) {
         cudaHostAlloc(reinterpret_cast<void**>(&faults_), sizeof(FaultWord), cudaHostAllocMapped),
         "allocating pinned memory");
     std::memset(faults_, 0, sizeof(FaultWord));
+    ring_ = std::make_unique<SendRing>();
 }
 
 Device::~Device() {
+    cudaSetDevice(options_.device);
     cudaStreamSynchronize(stream_);
-    for (const auto& [memory, bytes] : memory_) cudaFree(memory);
+    for (std::byte* mapping : mappings_) cudaFree(mapping);
+    ring_.reset();
     cudaFreeHost(faults_);
     cudaStreamDestroy(stream_);
+}
+
+void Device::enter() const {
+    int current = -1;
+    if (cudaGetDevice(&current) == cudaSuccess && current == options_.device) return;
+    check_cuda(cudaSetDevice(options_.device), text("choosing CUDA", options_.device));
 }
 
 bool Device::capturing() const {
@@ -97,7 +141,14 @@ void Device::launched(std::string_view kernel_name, dim3 grid, dim3 block, size_
     if (status != cudaSuccess) check_cuda(status, last_.describe());
 }
 
+void Device::send(void* to, const void* from, size_t bytes) {
+    check(!capturing(), "a copy from the host cannot be recorded");
+    enter();
+    ring_->send(stream_, to, from, bytes);
+}
+
 void Device::synchronize() {
+    enter();
     const cudaError_t status = cudaStreamSynchronize(stream_);
     if (status == cudaSuccess) return;
     check_cuda(status, last_.kernel.empty()
@@ -115,27 +166,24 @@ void Device::throw_faults() {
 }
 
 std::byte* Device::allocate(size_t bytes) {
-    const size_t rounded = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
-    if (rounded > pool_left_) {
-        const bool shared = rounded < kPoolBytes / 4;
-        const size_t mapped = shared ? kPoolBytes : rounded;
-        void* memory = nullptr;
-        check_cuda(cudaMalloc(&memory, mapped),
-                   text("allocating ", mapped >> 20, " MiB of ", free_bytes() >> 20, " MiB free"));
-        memory_.emplace_back(memory, mapped);
-        check_cuda(cudaMemsetAsync(memory, options_.poison ? 0xff : 0, mapped, stream_),
+    enter();
+    Pools pools = pools_;
+    const Pools::Place place = pools.take(bytes);
+    if (place.fresh_bytes > 0) {
+        std::byte* mapping = nullptr;
+        check_cuda(cudaMalloc(reinterpret_cast<void**>(&mapping), place.fresh_bytes),
+                   text("allocating ", place.fresh_bytes >> 20, " MiB of ", free_bytes() >> 20,
+                        " MiB free"));
+        mappings_.push_back(mapping);
+        check_cuda(cudaMemsetAsync(mapping, options_.poison ? 0xff : 0, place.fresh_bytes, stream_),
                    "clearing fresh memory");
-        if (!shared) return static_cast<std::byte*>(memory);
-        pool_next_ = static_cast<std::byte*>(memory);
-        pool_left_ = mapped;
     }
-    std::byte* taken = pool_next_;
-    pool_next_ += rounded;
-    pool_left_ -= rounded;
-    return taken;
+    pools_ = std::move(pools);  // not before the mapping is there
+    return mappings_[place.mapping] + place.offset;
 }
 
 size_t Device::free_bytes() const {
+    enter();
     size_t available = 0, total = 0;
     if (cudaMemGetInfo(&available, &total) != cudaSuccess) return 0;
     return available;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "backends/cuda/cuda_ops.h"
+#include "backends/cuda/pools.h"
 
 namespace tessera::cuda {
 
@@ -36,6 +38,30 @@ std::string text(const Parts&... parts) {
 /// UserError(kDevice) that names the call when `status` is a failure.
 void check_cuda(cudaError_t status, std::string_view what);
 
+/// The way of bytes from anywhere on the host to a stream: through pinned memory, piece by piece.
+/// CUDA does not promise that an asynchronous copy has read pageable memory when it returns, and
+/// memory that is pinned has to stay as it is until the copy is through.
+class SendRing {
+  public:
+    SendRing();
+    ~SendRing();
+    SendRing(const SendRing&) = delete;
+    SendRing& operator=(const SendRing&) = delete;
+    /// In order with the stream; `from` is free on return. The host waits only where it is a whole
+    /// ring ahead of the stream.
+    void send(cudaStream_t stream, void* to, const void* from, size_t bytes);
+
+  private:
+    static constexpr size_t kPieces = 4;
+    static constexpr size_t kPieceBytes = size_t{512} << 10;
+    void next_piece(cudaStream_t stream);
+
+    std::byte* memory_ = nullptr;
+    cudaEvent_t sent_[kPieces] = {};  ///< all copies out of a piece are through
+    size_t piece_ = 0;
+    size_t used_ = 0;
+};
+
 class Device {
   public:
     explicit Device(const CudaOptions& options);
@@ -46,6 +72,9 @@ class Device {
     cudaStream_t stream() const { return stream_; }
     const cudaDeviceProp& properties() const { return properties_; }
     bool capturing() const;
+    /// Makes this card the calling thread's: CUDA starts every thread on card 0. Asked of CUDA each
+    /// time, as other libraries of the process may change it, too.
+    void enter() const;
     int32_t multiprocessors() const { return properties_.multiProcessorCount; }
     /// Device address that kernels report faults to.
     FaultWord* faults() const { return faults_; }
@@ -61,14 +90,22 @@ class Device {
                 size_t shared_bytes,
                 Arguments&&... arguments) {
         if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-        if (shared_bytes > kPlainSharedBytes)
-            check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(shared_bytes)),
-                       kernel_name);
+        enter();
+        if (shared_bytes > kPlainSharedBytes) {
+            const cudaError_t status =
+                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(shared_bytes));
+            if (status != cudaSuccess)
+                check_cuda(status, Launch{kernel_name, grid, block, shared_bytes}.describe());
+        }
         kernel<<<grid, block, shared_bytes, stream_>>>(
             static_cast<Parameters>(std::forward<Arguments>(arguments))...);
         launched(kernel_name, grid, block, shared_bytes);
     }
+
+    /// Host memory to the device, in order with the launches; `from` is free on return. Not for
+    /// recordings: a replay would read what the ring then holds.
+    void send(void* to, const void* from, size_t bytes);
 
     /// Waits for everything on the stream; a fault of the device names the last kernels.
     void synchronize();
@@ -93,9 +130,9 @@ class Device {
         size_t shared_bytes = 0;
         std::string describe() const;
     } last_;
-    std::vector<std::pair<void*, size_t>> memory_;
-    std::byte* pool_next_ = nullptr;
-    size_t pool_left_ = 0;
+    std::unique_ptr<SendRing> ring_;
+    std::vector<std::byte*> mappings_;
+    Pools pools_;
 };
 
 /// The shape and strides of a tensor as kernels take them, outer axes padded with 1: element

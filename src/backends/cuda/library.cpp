@@ -35,6 +35,20 @@ void* open_library() {
 
 }  // namespace
 
+bool card_present() {
+    // Of the driver's interface, which is the same in all versions.
+    constexpr int kOk = 0, kStubLibrary = 34, kNoDevice = 100;
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (driver == nullptr) return false;
+    const auto start = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
+    const auto count_cards = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
+    if (start == nullptr || count_cards == nullptr) return false;
+    const int status = start(0);
+    if (status != kOk) return status != kNoDevice && status != kStubLibrary;
+    int cards = 0;
+    return count_cards(&cards) != kOk || cards > 0;
+}
+
 std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options) {
     static void* const library = open_library();
     const auto create =

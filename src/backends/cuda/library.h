@@ -11,4 +11,8 @@ namespace tessera::cuda {
 /// ../lib), and as the constructor of CudaOps. The library stays loaded.
 std::unique_ptr<Ops> make_cuda_ops(const CudaOptions& options);
 
+/// Whether an NVIDIA driver offers a card on this machine, or fails where it should. Asks the
+/// driver itself; needs no library of ours.
+bool card_present();
+
 }  // namespace tessera::cuda

@@ -3,11 +3,13 @@
 // conditioning: the triangular solve within a block of kStep tokens; between the two blocks of a
 // chunk it is a product again. While a strip is solved, the products of the next one with keys and
 // queries are made step by step in between, and the rows that come next, which lie pages apart, are
-// fetched a few lines at a time. Measured with everything in the second-level cache: 100 to 105
-// thousand cycles a chunk and head of 128, of which 25 are tile products (28 steps a strip, 24 of
-// the squares, 184 cycles each), 50 vector work, and the rest loads and stores of tiles that are
-// not in the first cache. The three add up almost in full: in isolation vector work hides behind
-// tile products in pieces of a quarter of a step, here neither such pieces nor fewer stores helped.
+// fetched a few at a time. What bounds it, measured with all of it in the second-level cache: of 29
+// us a chunk and head of 128, 13 are vector work, mostly lines going to and from that cache (three
+// cycles each that is written, two that is read), 11 tile products, the rest stores of tiles. They
+// add up nearly in full. At most 15 writes of tiles are in flight, so vector work behind a step
+// hides only behind its last instructions; and dense tile work on numbers other than zero lowers
+// the clock from 3.1 to 2.5 GHz, so that what is packed more tightly gains nothing. What helps is
+// to pass over less memory.
 #if defined(__x86_64__)
 
 #    include "backends/cpu/isa/recurrent_amx_tiles.h"
@@ -30,9 +32,9 @@ struct Areas {
     Split strip;          ///< right: the strip whose products are being made
     Split deltas;         ///< right: D
     Split decayed;        ///< right: D decayed to the end of the chunk
-    /// [kChunkTokens][kStripRows] K S^T and Q S^T of this strip and of the next one, in turn.
-    float *seen[2], *asked[2];
-    float* mixed;  ///< [kChunkTokens][kStripRows] P D
+    float* seen;          ///< [kChunkTokens][kStripRows] K S^T: the next strip's follows this one's
+    /// [kChunkTokens][kStripRows] Q S^T of this strip and of the next one, in turn.
+    float* asked[2];
     int64_t bytes = 0;
 
     Areas(float* tiles, int64_t key_size) {
@@ -51,7 +53,7 @@ struct Areas {
         strip = split(key_size * kStripRows);
         deltas = split(kChunkTokens * kStripRows);
         decayed = split(kChunkTokens * kStripRows);
-        for (float** area : {seen, seen + 1, asked, asked + 1, &mixed})
+        for (float** area : {&seen, asked, asked + 1})
             *area = reinterpret_cast<float*>(take(4 * kChunkTokens * kStripRows));
     }
 };
@@ -65,7 +67,7 @@ bool fits(const DeltaRun& run) {
     return run.key_size % kStep == 0;
 }
 
-/// Fetches the upcoming rows of a run in about kCalls portions.
+/// Fetches the upcoming rows of a run in about kCalls portions of whole rows.
 class Ahead {
   public:
     explicit Ahead(const DeltaRun& run)
@@ -75,14 +77,17 @@ class Ahead {
             lines += next->rows * lines_of(*next);
         portion_ = (lines + kCalls - 1) / kCalls;
     }
-    void some() {
-        for (int64_t n = 0; n < portion_ && at_ != end_; ++n) {
-            __builtin_prefetch(at_->x + row_ * at_->stride + line_ * kLane, 0, 2);
-            if (++line_ < lines_of(*at_)) continue;
-            line_ = 0;
-            if (++row_ < at_->rows) continue;
-            row_ = 0;
-            ++at_;
+    TESSERA_INLINE void some() {
+        for (int64_t lines = 0; lines < portion_ && at_ != end_;) {
+            if (row_ == at_->rows) {
+                row_ = 0;
+                ++at_;
+                continue;
+            }
+            const float* x = at_->x + row_++ * at_->stride;
+            const int64_t floats = at_->floats;
+            for (int64_t i = 0; i < floats; i += kLane) __builtin_prefetch(x + i, 0, 2);
+            lines += lines_of(*at_);
         }
     }
 
@@ -91,33 +96,39 @@ class Ahead {
     static int64_t lines_of(const Upcoming& next) { return (next.floats + kLane - 1) / kLane; }
     const Upcoming* at_;
     const Upcoming* end_;
-    int64_t row_ = 0, line_ = 0, portion_ = 0;
+    int64_t row_ = 0, portion_ = 0;
 };
 
 // ---- products ----
 
-/// out[i][j] = rows_i . k_j for j <= i, in whole blocks.
-void square(const Areas& areas, const Split& rows, int64_t key_size, float* out) {
+/// out[i][j] = rows_i . k_j, j <= i, for half `half` of the tokens i.
+void square(const Areas& areas, const Split& rows, int64_t key_size, int64_t half, float* out) {
     const int64_t steps = key_size / kStep, pitch = steps * kTileBytes;
-    const auto idle = [](int64_t, int64_t) {};
-    multiply({{rows, 2, steps, pitch}, areas.right_keys, out, kChunkTokens, false}, idle);
-    multiply({{rows.at(2 * pitch), 1, steps, pitch},
-              areas.right_keys.at(2 * pitch),
-              out + kStep * kChunkTokens + kStep,
-              kChunkTokens,
-              false},
-             idle);
+    for (int64_t col = 0; col <= half; ++col)
+        multiply({{rows.at(half * 2 * pitch), 1, steps, pitch},
+                  areas.right_keys.at(col * 2 * pitch),
+                  out + half * kStep * kChunkTokens + col * kStep,
+                  kChunkTokens,
+                  col == half ? Product::kLower : Product::kPlain},
+                 [](int64_t, int64_t) {});
 }
 
+/// By halves: what one part makes is still in the first cache when the next one takes it.
 void open_chunk(const DeltaRun& run, const ChunkKeys& keys) {
     if (!fits(run)) return Base::open_chunk(run, keys);
     const Areas areas(keys.tiles, run.key_size);
-    split_rows(run.k, run.k_stride, run.tokens, kChunkTokens, run.key_size, areas.keys);
-    split_rows(run.q, run.q_stride, run.tokens, kChunkTokens, run.key_size, areas.queries);
-    turn_keys(areas.keys.high, run.key_size, areas.right_keys.high, areas.columns.high);
-    turn_keys(areas.keys.low, run.key_size, areas.right_keys.low, areas.columns.low);
-    square(areas, areas.keys, run.key_size, keys.kk);
-    square(areas, areas.queries, run.key_size, keys.qk);
+    for (int64_t half = 0; half * kStep < run.tokens; ++half) {
+        const int64_t token = half * kStep, at = 2 * token * run.key_size;
+        const Split k = areas.keys.at(at), q = areas.queries.at(at);
+        const Split right = areas.right_keys.at(at);
+        const int64_t live = run.tokens - token;
+        split_rows(run.k + token * run.k_stride, run.k_stride, live, run.key_size, k);
+        turn_keys(k.high, run.key_size, half, right.high, areas.columns.high);
+        turn_keys(k.low, run.key_size, half, right.low, areas.columns.low);
+        square(areas, areas.keys, run.key_size, half, keys.kk);
+        split_rows(run.q + token * run.q_stride, run.q_stride, live, run.key_size, q);
+        square(areas, areas.queries, run.key_size, half, keys.qk);
+    }
 }
 
 /// Like the gates of other instruction sets, but with squares by rows, [i][j], and zeros right of
@@ -152,48 +163,60 @@ void open_gates(const DeltaRun& run, const ChunkKeys& keys, const ChunkGates& ga
         }
     }
     const Areas areas(keys.tiles, run.key_size);
-    split_rows(gates.mix, kChunkTokens, kChunkTokens, kChunkTokens, kChunkTokens, areas.mix);
-    split_rows(gates.solve + kStep * kChunkTokens, kChunkTokens, kStep, kStep, kStep, areas.below);
+    const float* lower = gates.mix + kStep * kChunkTokens;
+    split_rows(gates.mix, kChunkTokens, kStep, kChunkTokens, areas.mix);
+    split_rows(lower, kChunkTokens, kStep, kChunkTokens, areas.mix.at(4 * kTileBytes));
+    split_rows(gates.solve + kStep * kChunkTokens, kChunkTokens, kStep, kStep, areas.below);
 }
 
 // ---- a strip ----
 
-/// K S^T and Q S^T of a strip S, made a few steps at a time.
+/// K S^T and Q S^T of a strip S, made a few steps at a time. Behind them S is decayed: it is in the
+/// first cache then.
 class StripProducts {
   public:
     /// `strip` null: nothing to do.
     StripProducts(
-        const Areas& areas, const float* strip, int64_t size, int64_t tokens, int64_t side)
+        const Areas& areas, float* strip, float decay, int64_t size, int64_t tokens, int64_t side)
         : strip_(strip),
+          decay_(decay),
           steps_(size / kStep),
           out_(areas.strip),
           seen_({areas.keys, tokens / kStep, steps_, steps_ * kTileBytes},
                 areas.strip,
-                areas.seen[side],
+                areas.seen,
                 kStripRows,
-                false),
+                Product::kPlain),
           asked_({areas.queries, tokens / kStep, steps_, steps_ * kTileBytes},
                  areas.strip,
                  areas.asked[side],
                  kStripRows,
-                 false) {}
+                 Product::kPlain) {}
     /// The steps up to part / of. After a half and after all of them the tiles are free.
     TESSERA_INLINE void upto(int64_t part, int64_t of) {
         if (strip_ == nullptr) return;
         const int64_t until = 2 * seen_.steps() * part / of;
         for (; step_ < until; ++step_) {
-            if (step_ < steps_)
-                split_strip(strip_ + step_ * kStep * kStripRows, kStep,
-                            out_.at(step_ * 2 * kTileBytes));
-            if (step_ < seen_.steps())
-                seen_.step();
-            else
+            if (step_ < steps_) take(step_);
+            if (step_ < asked_.steps())
                 asked_.step();
+            else
+                seen_.step();
         }
     }
 
   private:
-    const float* strip_;
+    TESSERA_INLINE void take(int64_t step) const {
+        float* rows = strip_ + step * kStep * kStripRows;
+        split_strip(rows, out_.at(step * 2 * kTileBytes));
+        if (decay_ == 1.0f) return;
+        const __m512 decay = _mm512_set1_ps(decay_);
+        for (int64_t i = 0; i < kStep * kStripRows; i += kLane)
+            _mm512_store_ps(rows + i, _mm512_mul_ps(decay, _mm512_load_ps(rows + i)));
+    }
+
+    float* strip_;
+    float decay_;
     int64_t steps_;
     Split out_;
     Product seen_, asked_;
@@ -201,15 +224,15 @@ class StripProducts {
 };
 
 /// The masked product row by row: on tiles the zeros of the mask would carry a NaN or an infinity
-/// of a later token to an earlier one.
-void mix_by_rows(const ChunkGates& gates, int64_t tokens, const float* deltas, float* out) {
-    for (int64_t i = 0; i < tokens; ++i)
+/// of a later token to an earlier one. In place, so from the last row on.
+void mix_by_rows(const ChunkGates& gates, int64_t tokens, float* deltas) {
+    for (int64_t i = tokens - 1; i >= 0; --i)
         for (int64_t half = 0; half < kStripRows; half += kLane) {
             __m512 sum = _mm512_setzero_ps();
             for (int64_t j = 0; j <= i; ++j)
                 sum = _mm512_fmadd_ps(_mm512_set1_ps(gates.mix[i * kChunkTokens + j]),
                                       _mm512_load_ps(deltas + j * kStripRows + half), sum);
-            _mm512_store_ps(out + i * kStripRows + half, sum);
+            _mm512_store_ps(deltas + i * kStripRows + half, sum);
         }
 }
 
@@ -226,29 +249,35 @@ class StripRun {
           gates_(gates),
           deltas_(deltas),
           strip_(strip),
-          seen_(areas.seen[run.order % 2]),
+          seen_(areas.seen),
           asked_(areas.asked[run.order % 2]),
           tokens_((run.tokens + kStep - 1) / kStep * kStep),
-          next_(areas, run.next_strip, run.key_size, tokens_, (run.order + 1) % 2),
+          decay_(gates.since[run.tokens - 1]),
+          decayed_(run.order == 0 || run.of_same_head),
+          next_(areas,
+                run.next_strip,
+                run.next_of_head ? decay_ : 1.0f,
+                run.key_size,
+                tokens_,
+                (run.order + 1) % 2),
           ahead_(run) {}
 
     void run() {
         if (run_.order == 0) {
-            StripProducts own(areas_, strip_, run_.key_size, tokens_, 0);
+            StripProducts own(areas_, strip_, decay_, run_.key_size, tokens_, 0);
             own.upto(1, 1);
         }
         solve_block(0);
-        split_strip(deltas_, kStep, areas_.deltas);
+        split_strip(deltas_, areas_.deltas);
         if (tokens_ > kStep) {
-            // `mixed` is free until the second block is known.
             multiply({{areas_.below, 1, 1, kTileBytes},
                       areas_.deltas,
-                      areas_.mixed + kBlock,
+                      deltas_ + kBlock,
                       kStripRows,
-                      false},
+                      Product::kPlain},
                      [](int64_t, int64_t) {});
             solve_block(kStep);
-            split_strip(deltas_ + kBlock, kStep, areas_.deltas.at(2 * kTileBytes));
+            split_strip(deltas_ + kBlock, areas_.deltas.at(2 * kTileBytes));
         }
         mix();
         gain();
@@ -273,7 +302,7 @@ class StripRun {
                     at[half] = _mm512_mul_ps(
                         beta, _mm512_fmadd_ps(since, _mm512_load_ps(seen_ + place), at[half]));
                     if (row >= kStep)
-                        at[half] = _mm512_add_ps(at[half], _mm512_load_ps(areas_.mixed + place));
+                        at[half] = _mm512_add_ps(at[half], _mm512_load_ps(deltas_ + place));
                 }
             }
             _mm512_store_ps(deltas_ + t * kStripRows, at[0]);
@@ -322,47 +351,49 @@ class StripRun {
             ahead_.some();
             next_.upto(2 * group + 1, 2 * groups);
             solve_rows(first, row);
-            decay_strip(group, groups);
+            if (!decayed_) decay_strip(group, groups);
             ahead_.some();
             next_.upto(2 * group + 2, 2 * groups);
         }
     }
     TESSERA_INLINE void decay_strip(int64_t part, int64_t of) {
-        const __m512 decay = _mm512_set1_ps(gates_.since[run_.tokens - 1]);
+        const __m512 decay = _mm512_set1_ps(decay_);
         const int64_t rows = run_.key_size / of;
         float* x = strip_ + part * rows * kStripRows;
         for (int64_t i = 0; i < rows * kStripRows; i += kLane)
             _mm512_store_ps(x + i, _mm512_mul_ps(decay, _mm512_load_ps(x + i)));
     }
-    /// Tokens [begin, end) of D, decayed to the end of the chunk.
+    /// D decayed to the end of the chunk: tokens [begin, end) of those in the first halves of
+    /// steps, and the ones 16 behind them.
     TESSERA_INLINE void split_decayed(int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; t += 2) {
-            __m512 rows[2][2];
-            for (int64_t r = 0; r < 2; ++r)
-                for (int64_t half = 0; half < 2; ++half)
-                    rows[r][half] = _mm512_mul_ps(
-                        _mm512_set1_ps(gates_.until[t + r]),
-                        _mm512_load_ps(deltas_ + (t + r) * kStripRows + half * kLane));
-            split_pair(rows, t / 2, areas_.decayed);
+        for (int64_t t = begin; t < end; ++t) {
+            const __m512 until = _mm512_set1_ps(gates_.until[t]);
+            const __m512 later = _mm512_set1_ps(gates_.until[t + 16]);
+            for (int64_t half = 0; half < 2; ++half) {
+                const float* delta = deltas_ + t * kStripRows + half * kLane;
+                split_words(_mm512_mul_ps(until, _mm512_load_ps(delta)),
+                            _mm512_mul_ps(later, _mm512_load_ps(delta + 16 * kStripRows)),
+                            (t / kStep * 2 + half) * kTileBytes + t % 16 * 64, areas_.decayed);
+            }
         }
     }
-    /// P D, and D decayed.
+    /// D decayed, and P D in place of D.
     void mix() {
         if (found_ != 0) {
-            split_decayed(0, tokens_);
-            return mix_by_rows(gates_, run_.tokens, deltas_, areas_.mixed);
+            for (int64_t t = 0; t < tokens_; t += kStep) split_decayed(t, t + 16);
+            return mix_by_rows(gates_, run_.tokens, deltas_);
         }
-        multiply({{areas_.mix, 1, 1, kPitch}, areas_.deltas, areas_.mixed, kStripRows, false},
-                 [&](int64_t, int64_t) { split_decayed(0, kStep); });
+        multiply({{areas_.mix, 1, 1, kPitch}, areas_.deltas, deltas_, kStripRows, Product::kPlain},
+                 [&](int64_t, int64_t) { split_decayed(0, 16); });
         if (tokens_ == kStep) return;
         multiply({{areas_.mix.at(2 * kPitch), 1, 2, kPitch},
                   areas_.deltas,
-                  areas_.mixed + kBlock,
+                  deltas_ + kBlock,
                   kStripRows,
-                  false},
+                  Product::kPlain},
                  [&](int64_t step, int64_t) {
                      ahead_.some();
-                     split_decayed(kStep + step * 16, kStep + step * 16 + 16);
+                     split_decayed(kStep + step * 8, kStep + step * 8 + 8);
                  });
     }
     /// The new state; meanwhile the output is written.
@@ -373,7 +404,7 @@ class StripRun {
                   areas_.decayed,
                   strip_,
                   kStripRows,
-                  true},
+                  Product::kOnto},
                  [&](int64_t step, int64_t steps) {
                      ahead_.some();
                      put_output(run_.tokens * step / steps, run_.tokens * (step + 1) / steps,
@@ -388,7 +419,7 @@ class StripRun {
                 const int64_t place = t * kStripRows + half * kLane;
                 at[half] =
                     _mm512_mul_ps(scale, _mm512_fmadd_ps(since, _mm512_load_ps(asked_ + place),
-                                                         _mm512_load_ps(areas_.mixed + place)));
+                                                         _mm512_load_ps(deltas_ + place)));
             }
             Base::store_live(at[0], at[1], run_.rows, run_.out + t * run_.out_stride);
         }
@@ -403,6 +434,8 @@ class StripRun {
     const float* seen_;
     const float* asked_;
     const int64_t tokens_;
+    const float decay_;
+    const bool decayed_;  ///< by the products of the strip
     StripProducts next_;
     Ahead ahead_;
     unsigned found_ = 0;  ///< lanes of D that are not finite
@@ -418,6 +451,18 @@ void run_strip(const DeltaRun& run,
     StripRun(run, areas, gates, deltas, strip).run();
 }
 
+bool whole(int64_t rows, int64_t key_size) {
+    return rows == kStripRows && key_size % 16 == 0;
+}
+void load_strip(const float* state, int64_t rows, int64_t key_size, float* strip) {
+    if (!whole(rows, key_size)) return Base::load_strip(state, rows, key_size, strip);
+    transpose_floats(state, key_size, rows, key_size, strip, kStripRows);
+}
+void store_strip(const float* strip, int64_t rows, int64_t key_size, float* state) {
+    if (!whole(rows, key_size)) return Base::store_strip(strip, rows, key_size, state);
+    transpose_floats(strip, kStripRows, key_size, rows, state, key_size);
+}
+
 }  // namespace
 
 const RecurrentKernels& recurrent_kernels_amx() {
@@ -429,6 +474,8 @@ const RecurrentKernels& recurrent_kernels_amx() {
         kernels.open_chunk = open_chunk;
         kernels.open_gates = open_gates;
         kernels.run_strip = run_strip;
+        kernels.load_strip = load_strip;
+        kernels.store_strip = store_strip;
         return kernels;
     }();
     return kKernels;

@@ -44,9 +44,11 @@ struct DeltaRun {
     int64_t key_size = 0;
     int64_t rows = 0;  ///< value rows of the block
     /// Strips of a chunk and key head are taken in this order, from 0 on: kernels may make what
-    /// the next strip (null: none) needs of keys and queries during the one before.
+    /// the next strip (null: none) needs of keys and queries during the one before, and decay it.
     int64_t order = 0;
-    const float* next_strip = nullptr;
+    float* next_strip = nullptr;
+    /// Whether the run before this one is of the same value head, and the next one is.
+    bool of_same_head = false, next_of_head = false;
     const Upcoming* upcoming = nullptr;
     int64_t upcoming_count = 0;
 };

@@ -70,20 +70,25 @@ __device__ __forceinline__ void fetch_x(const Product& p,
     }
 }
 
-/// Writes this thread's unit of a step to the buffer of the weight.
+/// Writes this thread's unit of a step to the buffer of the weight, its columns in the order of x.
 template <DType F>
 __device__ __forceinline__ void store_unit(const typename Format<F>::Raw& raw,
                                            bool present,
+                                           bool paired,
                                            uint4* buffer) {
     const int row = static_cast<int>(threadIdx.x) / 2;
     const int first_chunk = static_cast<int>(threadIdx.x) % 2 * 4;
+    uint32_t pairs[4][4] = {};
+    // Whatever zeros decode to: columns that do not exist count as 0.
+    if (present) {
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-        uint32_t pairs[4] = {};
-        // Whatever zeros decode to: columns that do not exist count as 0.
-        if (present) decode_bf16<F>(raw, q, pairs);
-        buffer[chunk_place(row, first_chunk + q)] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        for (int q = 0; q < 4; ++q) decode_bf16<F>(raw, q, pairs[q]);
     }
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+        buffer[chunk_place(row, first_chunk + c)] =
+            paired ? uint4{pairs[0][c], pairs[1][c], pairs[2][c], pairs[3][c]}
+                   : uint4{pairs[c][0], pairs[c][1], pairs[c][2], pairs[c][3]};
 }
 
 /// The part of a tile that a warp computes: kM x 16 rows of x by kN x 8 rows of the weight.
@@ -180,7 +185,7 @@ __global__ void __launch_bounds__(kProductThreads) kernel(const __grid_constant_
         commit_copies();
     }
     typename Format<F>::Raw raw = load_unit<F>(own_row, unit_of(0), p.units);
-    store_unit<F>(raw, unit_of(0) < p.units, shared.weights[0]);
+    store_unit<F>(raw, unit_of(0) < p.units, p.x_paired, shared.weights[0]);
     raw = load_unit<F>(own_row, unit_of(1), p.units);
 
     const int first_token = Tokens == 128 ? warp / Tile::kAcross * 64 : 0;
@@ -197,7 +202,8 @@ __global__ void __launch_bounds__(kProductThreads) kernel(const __grid_constant_
         commit_copies();
         const auto prepare_next = [&] {
             if (step + 1 >= steps) return;
-            store_unit<F>(raw, unit_of(step + 1) < p.units, shared.weights[(step + 1) % 2]);
+            store_unit<F>(raw, unit_of(step + 1) < p.units, p.x_paired,
+                          shared.weights[(step + 1) % 2]);
             raw = load_unit<F>(own_row, unit_of(step + 2), p.units);
         };
         const bool early = warp < kProductThreads / 64;

@@ -58,6 +58,17 @@ Run gemm_of(DType format) {
     }
 }
 
+/// The product on tensor cores of Hopper, null where there is none.
+Run hopper_gemm_of([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    if (device.properties().major == 9) {
+        if (format == DType::kNVFP4) return run_gemm_sm90<DType::kNVFP4>;
+        if (format == DType::kMXFP4) return run_gemm_sm90<DType::kMXFP4>;
+    }
+#endif
+    return nullptr;
+}
+
 Run gemv_of(DType format) {
     switch (format) {
         case DType::kF32:
@@ -104,6 +115,7 @@ Product product_of(const ProductCall& call, const ActView& view) {
     p.x = view.values.data;
     p.x_stride = view.values.stride[0];
     p.x_f32 = f32;
+    p.x_paired = view.transposed_pairs;
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
     p.out = call.out.as<float>();
@@ -149,8 +161,13 @@ void launch_product(Device& device, const ProductCall& call) {
         p.out_pairs = p.out_pairs && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(float)) == 0;
     }
     const bool tensor_cores = prompt && view.format == ActFormat::kBF16;
-    const Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
+    Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
+    if (tensor_cores && call.work == nullptr && p.x_paired && p.x_aligned) {
+        const Run hopper = hopper_gemm_of(device, call.weight.format);
+        if (hopper != nullptr) run = hopper;
+    }
     check(run != nullptr, "no kernel for a weight of this format");
+    check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
 }
 

@@ -29,6 +29,7 @@ struct Product {
     int64_t x_stride;
     bool x_f32;      ///< else bf16
     bool x_aligned;  ///< every row starts at a multiple of 16 bytes
+    bool x_paired;   ///< ActView::transposed_pairs
 
     const float* bias;  ///< [n] or null
     float* out;
@@ -144,6 +145,10 @@ inline int64_t rows_per_matrix(const Product& p) {
 /// Tiles of 128 rows of the weight by 128 or 32 rows of x, bf16 activations: gemm.cuh.
 template <DType F>
 void run_gemm(Device& device, Product& product);
+/// The same on Hopper for plain products of NVFP4 and MXFP4 weights with rows of x whose pairs are
+/// transposed: gemm_sm90.cuh.
+template <DType F>
+void run_gemm_sm90(Device& device, Product& product);
 /// Rows of the weight against up to 8 rows of x, sums in f32 of exact weights: gemv.cuh.
 template <DType F>
 void run_gemv(Device& device, Product& product);

@@ -15,7 +15,6 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr size_t kPieceTarget = size_t{8} << 20;  ///< bytes of a pinned buffer
 constexpr int64_t kAlignment = 256;
 constexpr unsigned kPackThreads = 256;
 
@@ -150,12 +149,12 @@ struct CudaOps::Upload {
 
     explicit Upload(Device& device) {
         for (int i = 0; i < 2; ++i) {
-            check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&pinned[i]), kPieceTarget,
+            check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&pinned[i]), kUploadBytes,
                                      cudaHostAllocDefault),
                        "allocating pinned memory");
             check_cuda(cudaEventCreateWithFlags(&sent[i], cudaEventDisableTiming),
                        "making an event");
-            raw[i] = device.allocate(kPieceTarget);
+            raw[i] = device.allocate(kUploadBytes);
         }
     }
     ~Upload() {
@@ -189,6 +188,7 @@ Weight CudaOps::upload(const HostWeight& weight) {
     const auto experts = static_cast<size_t>(weight.experts);
     check(weight.scales.size() <= 1 || weight.scales.size() == experts,
           "upload: one scale, or one per expert");
+    device_->enter();
     if (upload_ == nullptr) upload_ = decltype(upload_)(new Upload(*device_), Upload::destroy);
     const DTypeInfo& info = dtype_info(weight.format);
     const Places places = places_of(weight);
@@ -200,7 +200,7 @@ Weight CudaOps::upload(const HostWeight& weight) {
             "clearing a weight");
 
     const int64_t blocks = weight.experts * weight.rows * (weight.cols / info.block_elements);
-    const int64_t most = static_cast<int64_t>(kPieceTarget) / info.block_bytes;
+    const int64_t most = static_cast<int64_t>(kUploadBytes) / info.block_bytes;
     const int block_units = info.block_elements / kUnit;
     for (int64_t first = 0, piece = 0; first < blocks; first += most, ++piece) {
         const int64_t count = std::min(most, blocks - first);

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/shared_address.cuh"
+
 namespace tessera::cuda {
 
 /// c += a b for bf16 operands and f32 sums.
@@ -22,11 +24,6 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4],
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-/// The address of shared memory as instructions for that memory alone take it.
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 /// Four 8 x 8 matrices of 16-bit numbers. Lane l gives the address of row l % 8 (16 bytes, aligned

@@ -9,8 +9,12 @@ namespace tessera::cuda {
 __device__ __forceinline__ void make_opaque(float& value) {
     asm volatile("" : "+f"(value));
 }
-__device__ __forceinline__ void make_opaque(int32_t& value) {
+__device__ __forceinline__ void make_opaque(uint32_t& value) {
     asm volatile("" : "+r"(value));
+}
+template <class T>
+__device__ __forceinline__ void make_opaque(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
 }
 
 }  // namespace tessera::cuda

@@ -46,23 +46,33 @@ void check_formats(ActWants wants) {
     check((all & ~kKnown) == 0, "matrix inputs: f32 and bf16 only");
 }
 
+enum class Rows : uint8_t { kPrompt, kGenerated };
+
+/// Prompt rows go to tensor cores.
+ActView rounded_view(Exec& ex, Rows kind, int64_t rows, int64_t cols) {
+    return {.format = ActFormat::kBF16,
+            .values = ex.arena.allocate(DType::kBF16, {rows, cols}),
+            .block_scales = {},
+            .row_scales = {},
+            .transposed_pairs = kind == Rows::kPrompt && cols % 32 == 0};
+}
+
 void allocate_views(
-    Exec& ex, int64_t rows, int64_t cols, uint8_t wants, std::array<ActView, 2>& views) {
+    Exec& ex, Rows kind, int64_t rows, int64_t cols, uint8_t wants, std::array<ActView, 2>& views) {
     size_t count = 0;
     if (wanted(wants, ActFormat::kF32))
         views[count++] = {ActFormat::kF32, ex.arena.allocate(DType::kF32, {rows, cols}), {}, {}};
-    if (wanted(wants, ActFormat::kBF16))
-        views[count++] = {ActFormat::kBF16, ex.arena.allocate(DType::kBF16, {rows, cols}), {}, {}};
+    if (wanted(wants, ActFormat::kBF16)) views[count++] = rounded_view(ex, kind, rows, cols);
 }
 
 /// The f32 view of dense rows are the rows themselves, the bf16 view comes from the arena. Returns
 /// whether there is anything to store.
-bool alias_views(Exec& ex, const Tensor& x, uint8_t wants, std::array<ActView, 2>& views) {
+bool alias_views(
+    Exec& ex, Rows kind, const Tensor& x, uint8_t wants, std::array<ActView, 2>& views) {
     size_t count = 0;
     if (wanted(wants, ActFormat::kF32)) views[count++] = {ActFormat::kF32, x, {}, {}};
     if (!wanted(wants, ActFormat::kBF16)) return false;
-    views[count] = {
-        ActFormat::kBF16, ex.arena.allocate(DType::kBF16, {x.rows(), x.cols()}), {}, {}};
+    views[count] = rounded_view(ex, kind, x.rows(), x.cols());
     return x.rows() > 0;
 }
 
@@ -72,8 +82,8 @@ GemmInput allocate_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants) {
     check_formats(wants);
     GemmInput input{.rows = rows, .cols = cols, .prompt = {}, .generated = {}};
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, rows);
-    allocate_views(ex, prompt, cols, wants.prompt, input.prompt);
-    allocate_views(ex, rows - prompt, cols, wants.generated, input.generated);
+    allocate_views(ex, Rows::kPrompt, prompt, cols, wants.prompt, input.prompt);
+    allocate_views(ex, Rows::kGenerated, rows - prompt, cols, wants.generated, input.generated);
     return input;
 }
 
@@ -87,8 +97,9 @@ GemmInput CudaOps::prepare(Exec& ex, const Tensor& x, ActWants wants) {
         const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows());
         const Tensor first = x.slice_rows(0, prompt);
         const Tensor rest = x.slice_rows(prompt, x.rows() - prompt);
-        const bool store_first = alias_views(ex, first, wants.prompt, input.prompt);
-        const bool store_rest = alias_views(ex, rest, wants.generated, input.generated);
+        const bool store_first = alias_views(ex, Rows::kPrompt, first, wants.prompt, input.prompt);
+        const bool store_rest =
+            alias_views(ex, Rows::kGenerated, rest, wants.generated, input.generated);
         store = store_first || store_rest;
     } else {
         input = allocate_input(ex, x.rows(), x.cols(), wants);

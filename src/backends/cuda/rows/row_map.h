@@ -81,6 +81,8 @@ inline InputSink sink_of(const GemmInput& input, int64_t prompt_rows) {
     };
     take(input.prompt, sink.f32[0], sink.bf16[0]);
     take(input.generated, sink.f32[1], sink.bf16[1]);
+    for (const ActView& view : input.prompt)
+        sink.transposed_pairs = sink.transposed_pairs || view.transposed_pairs;
     return sink;
 }
 

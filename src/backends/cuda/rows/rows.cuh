@@ -85,10 +85,28 @@ __device__ __forceinline__ void store_four(
         if (column + i < cols) row[column + i] = __float2bfloat16_rn(four.value[i]);
 }
 
+/// The same where pairs of columns stand transposed (ActView::transposed_pairs).
+__device__ __forceinline__ void store_pairs(
+    const Four& four, int64_t column, int64_t cols, bool vector, __nv_bfloat16* row) {
+    if (vector && column + 4 <= cols) {
+        __nv_bfloat16* const place = row + transposed_pair_place(column);
+        *reinterpret_cast<__nv_bfloat162*>(place) =
+            __floats2bfloat162_rn(four.value[0], four.value[1]);
+        *reinterpret_cast<__nv_bfloat162*>(place + 8) =
+            __floats2bfloat162_rn(four.value[2], four.value[3]);
+        return;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i)
+        if (column + i < cols)
+            row[transposed_pair_place(column + i)] = __float2bfloat16_rn(four.value[i]);
+}
+
 /// The memory of a matrix input; null where a format is not wanted. Index 0: prompt rows.
 struct InputSink {
     float* f32[2] = {nullptr, nullptr};
     __nv_bfloat16* bf16[2] = {nullptr, nullptr};
+    bool transposed_pairs = false;  ///< in bf16[0]
     uint32_t prompt_rows = 0;
     int64_t cols = 0;
 
@@ -101,7 +119,11 @@ struct InputSink {
         float* const exact = generated ? f32[1] : f32[0];
         __nv_bfloat16* const rounded = generated ? bf16[1] : bf16[0];
         if (exact != nullptr) store_four(four, column, end, vector, exact + start);
-        if (rounded != nullptr) store_four(four, column, end, vector, rounded + start);
+        if (rounded == nullptr) return;
+        if (transposed_pairs && !generated)
+            store_pairs(four, column, end, vector, rounded + start);
+        else
+            store_four(four, column, end, vector, rounded + start);
     }
 };
 

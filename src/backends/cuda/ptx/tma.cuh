@@ -1,0 +1,34 @@
+#pragma once
+// Copies of boxes of a tensor by the copy engine (sm_90). One thread starts a copy; its bytes count
+// on the barrier. What lies outside the tensor arrives as zeros, which count too.
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "backends/cuda/ptx/mbarrier.cuh"
+
+namespace tessera::cuda {
+
+/// Copies the box at column `x` and row `y` (in elements) of a matrix to `target`.
+__device__ __forceinline__ void copy_box(
+    void* target, const CUtensorMap* map, int32_t x, int32_t y, Barrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(target)),
+        "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
+        : "memory");
+}
+
+/// The same into every block of the cluster named in `blocks` (bit i: block i), at the same place
+/// of its shared memory and on the same barrier of its own.
+__device__ __forceinline__ void copy_box_multicast(
+    void* target, const CUtensorMap* map, int32_t x, int32_t y, Barrier* barrier, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(target)),
+        "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
+        : "memory");
+}
+
+}  // namespace tessera::cuda
