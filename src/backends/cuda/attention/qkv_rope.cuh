@@ -84,7 +84,7 @@ __host__ __device__ constexpr int32_t qkv_row_floats(int32_t head_size) {
 }
 
 /// Grid: rows, shares of the heads.
-__global__ void __launch_bounds__(32 * kQkvWarps)
+__global__ void __launch_bounds__(32 * kQkvWarps, 3)
     qkv_rope_kernel(const __grid_constant__ QkvRopeArgs args) {
     const auto warp = static_cast<int32_t>(threadIdx.x / 32);
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);

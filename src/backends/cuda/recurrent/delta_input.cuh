@@ -215,7 +215,7 @@ __device__ __forceinline__ Segment segment_at(const DeltaInputArgs& args, int32_
 /// Blocks of (segment of prompt rows, pieces), then of (sequence, pieces) where there are generated
 /// rows, then of gates.
 template <int W, bool kVector>
-__global__ void __launch_bounds__(32 * kPieceWarps)
+__global__ void __launch_bounds__(32 * kPieceWarps, W <= 4 ? 4 : 3)
     delta_input_kernel(const __grid_constant__ DeltaInputArgs args) {
     const auto block = static_cast<int32_t>(blockIdx.x);
     const int32_t row_blocks = args.prompt_blocks + args.generated_blocks;
