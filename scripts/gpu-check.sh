@@ -6,7 +6,7 @@
 #   scripts/gpu-check.sh --no-bootstrap   installs nothing
 #   scripts/gpu-check.sh --with DIR       builds nothing: DIR has tessera, libtessera_cuda.so and test_gpu (or
 #                                         tests/test_gpu); the checkout is needed for its test data
-# Also: --no-sanitizer leaves compute-sanitizer out; --jobs N processes at a time (default: a core each, 12 at most);
+# Also: --hopper builds with TESSERA_HOPPER=ON; --no-sanitizer leaves compute-sanitizer out; --jobs N processes at a time (default: a core each, 12 at most);
 # --logs DIR for logs and summary; --commit NAME is what the summary calls the build (default: git's).
 set -euo pipefail
 caller=$PWD
@@ -19,11 +19,12 @@ die() {
     exit 1
 }
 
-bootstrap=1 with='' sanitizer=1 jobs='' logs='' commit=''
+bootstrap=1 with='' hopper=OFF sanitizer=1 jobs='' logs='' commit=''
 while [[ $# -gt 0 ]]; do
     case $1 in
         --no-bootstrap) bootstrap=0 ;;
         --no-sanitizer) sanitizer=0 ;;
+        --hopper) hopper=ON ;;
         --with | --jobs | --logs | --commit)
             [[ $# -ge 2 ]] || die "$1 needs a value"
             printf -v "${1#--}" '%s' "$2"
@@ -33,7 +34,7 @@ while [[ $# -gt 0 ]]; do
             sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
             exit 0
             ;;
-        *) die "unknown argument '$1'; known are --no-bootstrap, --with, --no-sanitizer, --jobs, --logs, --commit" ;;
+        *) die "unknown argument '$1'; known are --no-bootstrap, --with, --hopper, --no-sanitizer, --jobs, --logs, --commit" ;;
     esac
     shift
 done
@@ -67,7 +68,7 @@ if [[ -z $with ]]; then
     mkdir -p "$logs"
     echo "gpu-check: building $dir for sm_$arch" >&2
     if ! { cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_TESTS=ON -DTESSERA_CUDA=ON \
-        "-DTESSERA_CUDA_ARCHS=$arch" && cmake --build "$dir" --target tessera tessera_cuda test_gpu; } \
+        "-DTESSERA_CUDA_ARCHS=$arch" "-DTESSERA_HOPPER=$hopper" && cmake --build "$dir" --target tessera tessera_cuda test_gpu; } \
         >"$logs/build.log" 2>&1; then
         tail -40 "$logs/build.log" >&2
         die "the build failed; its log is $logs/build.log"

@@ -28,6 +28,8 @@ std::string upper(std::string text) {
 std::vector<OpCase> select_cases(const TestOpsOptions& options) {
     std::vector<OpCase> cases =
         options.mode == TestOpsMode::kPerf ? op_cases::perf_cases() : op_cases::all_cases();
+    if (options.mode == TestOpsMode::kPerf && options.backend.name.starts_with("cuda"))
+        op_cases::add_card_perf_cases(cases);
     if (!options.op.empty()) {
         std::set<std::string_view> known;
         for (const OpCase& op_case : cases) known.insert(op_cases::op_name(op_case));

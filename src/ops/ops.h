@@ -357,7 +357,11 @@ class Ops {
     ///   S <- exp(G_C) S + sum_j exp(G_C - G_j) D_j k_j^T;
     /// only differences of G are ever exponentiated. Everything in f32 or better; the chunk form
     /// may multiply operands split into two bf16 numbers as long as it stays within 1e-5 (relative
-    /// L2) of the recurrence. The CPU backend does so on AMX unless activations are f32.
+    /// L2) of the recurrence. The CPU backend does so on AMX unless activations are f32. Where
+    /// delta_rule_in_f16() says so, it multiplies operands rounded to f16 (sums and states in f32,
+    /// operands beyond 65504 saturate): 1e-3 of the recurrence, 5e-3 where keys repeat without
+    /// decay.
+    virtual bool delta_rule_in_f16() const { return false; }
     virtual void gated_delta_rule(Exec& ex,
                                   const Tensor& q,
                                   const Tensor& k,

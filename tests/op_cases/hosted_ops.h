@@ -36,6 +36,7 @@ class HostedOps final : public Ops {
         return inner_->upload_bytes(weight);
     }
     ActWants wants(DType weight_format) const override { return inner_->wants(weight_format); }
+    bool delta_rule_in_f16() const override { return inner_->delta_rule_in_f16(); }
     Weight upload(const HostWeight& weight) override { return inner_->upload(weight); }
 
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;

@@ -356,6 +356,8 @@ void add_paged_cases(std::vector<OpCase>& cases);
 void add_recurrent_cases(std::vector<OpCase>& cases);
 void add_choice_cases(std::vector<OpCase>& cases);
 void add_expert_cases(std::vector<OpCase>& cases);
+/// More of perf_cases() for a card: prompts of thousands of tokens.
+void add_card_perf_cases(std::vector<OpCase>& cases);
 /// The part of perf_cases() with experts.
 void add_expert_perf_cases(std::vector<OpCase>& cases);
 /// The part of perf_cases() with recurrent memory.

@@ -414,6 +414,9 @@ Outputs execute(const GatesCase& shape, const Request& request) {
 
 Outputs execute(const DeltaCase& shape, const Request& request) {
     Outputs outputs;
+    // The sizes that the form with 16-bit operands takes; tolerances want to know.
+    if (request.subject.ops.delta_rule_in_f16() && shape.key_size == 128 && shape.size % 64 == 0)
+        outputs.wants.prompt = 1u << static_cast<unsigned>(ActFormat::kBF16);
     Random random(request.seed);
     const int32_t rows = rows_of(shape.memory);
     const Memory memory(shape.memory,

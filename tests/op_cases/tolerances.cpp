@@ -44,6 +44,10 @@ constexpr double kConv = 1e-12;
 // rows may split operands into two bf16 numbers: the contract's 1e-5 of the norm.
 constexpr double kDelta = 1e-11;
 constexpr double kDeltaPrompt = 1e-10;
+// The same with operands in f16 (10 bits: 3e-4 a rounding): errors up to 5e-4 of the norm were
+// seen, 3e-3 where keys repeat, whose errors add up in the same direction of the state.
+constexpr double kDeltaHalf = 1e-6;
+constexpr double kDeltaHalfSame = 2.5e-5;
 
 // MOE_COMBINE: f32 sums of at most 16 products, which may nearly cancel where there are few.
 constexpr double kCombine = 1e-11;
@@ -135,8 +139,12 @@ double bound_of(const L2NormCase&, ActWants) {
 double bound_of(const GatesCase&, ActWants) {
     return kRowwise;
 }
-double bound_of(const DeltaCase& shape, ActWants) {
-    return shape.memory.prompt_runs > 0 ? kDeltaPrompt : kDelta;
+double bound_of(const DeltaCase& shape, ActWants wanted) {
+    if (shape.memory.prompt_runs == 0) return kDelta;
+    // kBF16 stands for operands of 16 bits.
+    if ((wanted.prompt & 1u << static_cast<unsigned>(ActFormat::kBF16)) == 0) return kDeltaPrompt;
+    return shape.keys == Keys::kSame || shape.keys == Keys::kNearlySame ? kDeltaHalfSame
+                                                                        : kDeltaHalf;
 }
 double bound_of(const ExpertCase& shape, ActWants wanted) {
     const double product = product_bound(shape.weight, wanted, shape.t, shape.prompt_rows);

@@ -61,7 +61,11 @@ CudaOps::CudaOps(const CudaOptions& options)
     : options_(options),
       name_(text("CUDA", options.device)),
       device_(std::make_unique<Device>(options)),
-      timing_(std::make_unique<Timing>()) {}
+      timing_(std::make_unique<Timing>()),
+      clamped_(reinterpret_cast<uint32_t*>(device_->allocate(sizeof(uint32_t)))) {
+    check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(uint32_t), device_->stream()),
+               "clearing a counter");
+}
 
 CudaOps::~CudaOps() = default;
 
@@ -83,12 +87,20 @@ void CudaOps::set_op_timing(bool on) {
 std::vector<OpCount> CudaOps::op_counts() const {
     std::vector<OpCount> counts = counts_;
     timing_->add_to(counts);
+    uint32_t clamped = 0;
+    check_cuda(cudaMemcpyAsync(&clamped, clamped_, sizeof(clamped), cudaMemcpyDeviceToHost,
+                               device_->stream()),
+               "reading a counter");
+    device_->synchronize();
+    if (clamped > 0) counts.push_back({.name = "gated_delta_rule: saturated", .calls = clamped});
     return counts;
 }
 
 void CudaOps::reset_op_counts() {
     timing_->forget();
     counts_.clear();
+    check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(uint32_t), device_->stream()),
+               "clearing a counter");
 }
 
 CudaOps::Timed::Timed(CudaOps& ops, std::string_view op, double flops, double bytes) : ops_(ops) {

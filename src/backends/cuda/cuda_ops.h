@@ -133,6 +133,7 @@ class CudaOps final : public Ops {
                          const Batch& batch,
                          const RecurrentView& memory,
                          const Tensor& qkv) override;
+    bool delta_rule_in_f16() const override;
     void gated_delta_rule(Exec& ex,
                           const Tensor& q,
                           const Tensor& k,
@@ -196,6 +197,7 @@ class CudaOps final : public Ops {
     std::string name_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<Timing> timing_;
+    uint32_t* clamped_;  ///< device word: operands of the delta rule that were out of range
     /// Made by the first upload; its deleter is known where it is made.
     std::unique_ptr<Upload, void (*)(Upload*)> upload_{nullptr, nullptr};
     std::vector<OpCount> counts_;

@@ -1,6 +1,7 @@
 // Launches of prompt.cuh.
 #include "backends/cuda/attention/attention_call.h"
 #include "backends/cuda/attention/prompt.cuh"
+#include "backends/cuda/attention/prompt_sm90.h"
 
 namespace tessera::cuda {
 namespace {
@@ -54,6 +55,9 @@ void attend_prompt(Device& device, const AttentionCall& call, int32_t prompt_row
                           .out_stride = call.out.stride[0],
                           .out_aligned = head_size % 2 == 0 && call.out.stride[0] % 2 == 0 &&
                                          reinterpret_cast<uintptr_t>(call.out.data) % 8 == 0};
+#if TESSERA_SM90A
+    if (attend_wide(device, args, call.cache.keys.shape[0])) return;
+#endif
     if (head_size <= 64)
         launch_tiles<64>(device, args);
     else if (head_size <= 128)

@@ -22,7 +22,6 @@
 #include <cstdint>
 
 #include "backends/cuda/linear/product.cuh"
-#include "backends/cuda/linear/tensor_map.h"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/load_shared.cuh"
 #include "backends/cuda/ptx/mbarrier.cuh"
@@ -31,6 +30,7 @@
 #include "backends/cuda/ptx/setmaxnreg.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/tensor_map.h"
 
 namespace tessera::cuda {
 namespace sm90 {
@@ -45,6 +45,12 @@ inline constexpr int kWeightRowBytes = kStageUnits * kPieceBytes;
 inline constexpr int kBlocks = 2;    ///< of a cluster
 inline constexpr int kBoxRows = 32;  ///< tokens of a copy
 inline constexpr int kLoaders = 4;   ///< warps that bring operands
+/// Registers of a thread that brings operands and of one that multiplies. A block owns those it was
+/// launched with, an equal share a thread in units of eight: asking for more waits for ever.
+inline constexpr int kLoaderRegisters = 40, kProductRegisters = 232;
+inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+static_assert(kLoaderRegisters + kWarpgroups * kProductRegisters <=
+              (1 + kWarpgroups) * kLaunchRegisters);
 
 /// What the kernel takes of a Product, and how the tiles are cut.
 struct Operands {
@@ -451,10 +457,10 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     }
     cluster_meet();
     if (threadIdx.x < 128) {
-        fewer_registers<40>();
+        fewer_registers<kLoaderRegisters>();
         produce<F, Max>(&x_map, &weight_map, p, shared);
     } else {
-        more_registers<232>();
+        more_registers<kProductRegisters>();
         consume<Max>(p, shared);
     }
     __syncwarp();
@@ -462,9 +468,14 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     cluster_meet();
 }
 
+/// Clusters that a card holds at a time.
+inline int clusters_of(int multiprocessors) {
+    return std::max(multiprocessors / kBlocks, 1);
+}
+
 /// Cuts the product into tiles: waves of whole ones, the last tiles in pieces where that is faster.
 inline void cut_tiles(Operands& p, int multiprocessors) {
-    const int64_t clusters = std::max(multiprocessors / kBlocks, 1);
+    const int64_t clusters = clusters_of(multiprocessors);
     const int64_t features = ceil_div(p.n, int64_t{kFeatures} * kBlocks);
     // What a tile of 256, 128 and 64 tokens takes.
     const auto cost = [](int tokens) { return tokens == 256 ? 100 : tokens == 128 ? 61 : 50; };
@@ -507,34 +518,32 @@ Operands operands_of(const Product& product, int multiprocessors) {
     return p;
 }
 
-inline MatrixMap x_matrix(const Product& product) {
-    return {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            .base = product.x,
-            .rows = product.rows,
-            .cols = product.k,
-            .stride = product.x_stride * 2,
-            .box_rows = kBoxRows,
-            .box_cols = kHalfColumns,
-            .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
+inline CUtensorMap x_map(const Product& product) {
+    return tensor_map(
+        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+         .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+         .data = product.x,
+         .axes = 2,
+         .shape = {static_cast<uint64_t>(product.k), static_cast<uint64_t>(product.rows)},
+         .stride_bytes = {static_cast<uint64_t>(product.x_stride) * 2},
+         .box = {kHalfColumns, kBoxRows}});
 }
-inline MatrixMap weight_matrix(const Product& product) {
-    const int64_t bytes = product.units * kPieceBytes;
-    return {.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            .base = product.codes,
-            .rows = product.n,
-            .cols = bytes,
-            .stride = bytes,
-            .box_rows = kFeatures,
-            .box_cols = kWeightRowBytes,
-            .swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
+inline CUtensorMap weight_map(const Product& product) {
+    const auto bytes = static_cast<uint64_t>(product.units) * kPieceBytes;
+    return tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                       .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
+                       .data = product.codes,
+                       .axes = 2,
+                       .shape = {bytes, static_cast<uint64_t>(product.n)},
+                       .stride_bytes = {bytes},
+                       .box = {kWeightRowBytes, kFeatures}});
 }
 
 template <DType F, int Max>
 void launch(Device& device, const Product& product, const Operands& p) {
-    const int clusters = std::min(p.items, device.multiprocessors() / kBlocks);
+    const int clusters = std::min(p.items, clusters_of(device.multiprocessors()));
     device.launch("gemm_sm90", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
-                  dim3(kThreads), sizeof(Shared<Max>), tensor_map(x_matrix(product)),
-                  tensor_map(weight_matrix(product)), p);
+                  dim3(kThreads), sizeof(Shared<Max>), x_map(product), weight_map(product), p);
 }
 
 }  // namespace sm90

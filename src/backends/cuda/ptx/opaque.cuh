@@ -9,6 +9,9 @@ namespace tessera::cuda {
 __device__ __forceinline__ void make_opaque(float& value) {
     asm volatile("" : "+f"(value));
 }
+__device__ __forceinline__ void make_opaque(int32_t& value) {
+    asm volatile("" : "+r"(value));
+}
 __device__ __forceinline__ void make_opaque(uint32_t& value) {
     asm volatile("" : "+r"(value));
 }

@@ -20,8 +20,20 @@ __device__ __forceinline__ void copy_box(
         : "memory");
 }
 
-/// The same into every block of the cluster named in `blocks` (bit i: block i), at the same place
-/// of its shared memory and on the same barrier of its own.
+/// The same of a tensor with four axes, the innermost first.
+__device__ __forceinline__ void copy_box(void* target,
+                                         const CUtensorMap* map,
+                                         int4 at,
+                                         Barrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(target)),
+        "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(shared_address(barrier))
+        : "memory");
+}
+
+/// The first copy_box() into every block of the cluster named in `blocks` (bit i: block i), at the
+/// same place of its shared memory and on the same barrier of its own.
 __device__ __forceinline__ void copy_box_multicast(
     void* target, const CUtensorMap* map, int32_t x, int32_t y, Barrier* barrier, uint16_t blocks) {
     asm volatile(
@@ -29,6 +41,18 @@ __device__ __forceinline__ void copy_box_multicast(
         ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(target)),
         "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier)), "h"(blocks)
         : "memory");
+}
+
+/// Starts to bring memory to the second-level cache; address and bytes are multiples of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* global, uint32_t bytes) {
+    asm volatile(
+        "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(global)),
+        "r"(bytes)
+        : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 }  // namespace tessera::cuda

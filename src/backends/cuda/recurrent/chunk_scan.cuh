@@ -23,8 +23,6 @@ namespace tessera::cuda {
 
 constexpr int32_t kScanWarps = 4;  ///< at most
 constexpr int32_t kWarpRows = 16;
-constexpr int32_t kTiles = kChunk / 8;    ///< tiles of 8 tokens: columns of a result
-constexpr int32_t kBlocks = kChunk / 16;  ///< of 16 tokens: depth of a product
 /// Rows of shared operands begin 16 bytes further on in the banks: eight of them without conflict.
 constexpr int32_t kSkew = 8;
 constexpr int32_t kSquareStride = kChunk + kSkew;
@@ -122,11 +120,6 @@ __device__ __forceinline__ const uint16_t* plain_row(const uint16_t (&x)[kChunk]
                                                      int32_t depth) {
     const int32_t lane = threadIdx.x % 32;
     return &x[16 * depth + lane % 16][16 * column + lane / 16 * 8];
-}
-
-/// Token of column `c` of a tile of this lane.
-__device__ __forceinline__ int32_t token_of(int32_t tile, int32_t c) {
-    return 8 * tile + threadIdx.x % 4 * 2 + c % 2;
 }
 
 /// Rows of 16-bit numbers to shared memory, `count` of them by all threads of the block.
@@ -269,44 +262,6 @@ struct ScanWarp {
             }
     }
 };
-
-/// First token of each of a lane's two rows from which on nothing is finite.
-struct Bad {
-    int32_t from[2] = {kChunk, kChunk};
-    __device__ __forceinline__ bool any() const { return from[0] < kChunk || from[1] < kChunk; }
-};
-
-/// Finds what is not finite in the rows of x. All lanes that share a row get the same answer.
-__device__ __forceinline__ void find_bad(const float (&x)[kTiles][4], Bad& bad) {
-    constexpr unsigned kAll = 0xffffffffu;
-    // Almost never is anything: 0 times it is NaN.
-    float witness = 0.0f;
-#pragma unroll
-    for (int32_t tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-        for (int32_t c = 0; c < 4; ++c) witness = fmaf(x[tile][c], 0.0f, witness);
-    if (__any_sync(kAll, witness != witness) == 0) return;
-#pragma unroll
-    for (int32_t tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-        for (int32_t c = 0; c < 4; ++c)
-            if (!isfinite(x[tile][c])) bad.from[c / 2] = min(bad.from[c / 2], token_of(tile, c));
-#pragma unroll
-    for (int32_t& from : bad.from) {
-        from = min(from, __shfl_xor_sync(kAll, from, 1));
-        from = min(from, __shfl_xor_sync(kAll, from, 2));
-    }
-}
-
-/// x = value from the first bad token of its row on.
-__device__ __forceinline__ void replace_bad(const Bad& bad, float value, float (&x)[kTiles][4]) {
-    if (!bad.any()) return;
-#pragma unroll
-    for (int32_t tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-        for (int32_t c = 0; c < 4; ++c)
-            if (token_of(tile, c) >= bad.from[c / 2]) x[tile][c] = value;
-}
 
 /// out += x square^T, where row i of the square ends at column i.
 __device__ __forceinline__ void multiply_square(const float (&x)[kTiles][4],

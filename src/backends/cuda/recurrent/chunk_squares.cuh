@@ -12,14 +12,9 @@
 
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/mma_f16.cuh"
-#include "backends/cuda/recurrent/token_rule.cuh"
+#include "backends/cuda/recurrent/chunks.cuh"
 
 namespace tessera::cuda {
-
-constexpr int32_t kChunk = kChunkTokens;
-constexpr int32_t kSquareElements = kChunk * kChunk;
-/// Any decay below has the same effect; running sums of it stay exact enough in f64.
-constexpr double kLowestDecay = -1e4;
 
 /// What passes from chunk_keys over chunk_solve to chunk_scan, for the chunks of one window.
 struct ChunkScratch {
@@ -37,62 +32,6 @@ struct ChunkArgs {
     ChunkScratch scratch{};
     int32_t slices = 0;  ///< blocks that share the value rows of a head in chunk_scan
 };
-
-/// Chunks of a sequence: 0 unless it consists of prompt rows.
-__device__ __forceinline__ int32_t chunks_of(const BatchArgs& batch, const Place& place) {
-    if (place.rows == 0 || place.begin >= batch.prompt_rows) return 0;
-    return (place.position % kChunk + place.rows + kChunk - 1) / kChunk;
-}
-
-/// Tokens of one chunk: `begin` counts rows of the batch.
-struct ChunkRows {
-    int32_t begin = 0;
-    int32_t tokens = 0;
-};
-
-/// Chunk `index` of a sequence.
-__device__ __forceinline__ ChunkRows chunk_rows(const Place& place, int32_t index) {
-    const int32_t inside = place.position % kChunk;
-    const int32_t from = index == 0 ? 0 : index * kChunk - inside;
-    const int32_t to = min((index + 1) * kChunk - inside, place.rows);
-    return {place.begin + from, to - from};
-}
-
-/// Chunks of the sequences before `sequence`. Called by whole warps.
-__device__ __forceinline__ int32_t chunks_before(const BatchArgs& batch, int32_t sequence) {
-    const int32_t lane = threadIdx.x % 32;
-    int32_t count = 0;
-    for (int32_t s = lane; s < sequence; s += 32) count += chunks_of(batch, place_of(batch, s));
-#pragma unroll
-    for (int32_t distance = 16; distance > 0; distance /= 2)
-        count += __shfl_xor_sync(0xffffffffu, count, distance);
-    return count;
-}
-
-/// Chunk `index` of the whole batch; no tokens when there are fewer. Called by whole warps.
-__device__ __forceinline__ ChunkRows find_chunk(const BatchArgs& batch, int32_t index) {
-    const int32_t lane = threadIdx.x % 32;
-    constexpr unsigned kAll = 0xffffffffu;
-    for (int32_t base = 0; base < batch.sequences; base += 32) {
-        const int32_t own =
-            base + lane < batch.sequences ? chunks_of(batch, place_of(batch, base + lane)) : 0;
-        int32_t end = own;  // chunks up to and with this lane's sequence
-#pragma unroll
-        for (int32_t distance = 1; distance < 32; distance *= 2) {
-            const int32_t before = __shfl_up_sync(kAll, end, distance);
-            if (lane >= distance) end += before;
-        }
-        const unsigned beyond = __ballot_sync(kAll, index < end);
-        if (beyond == 0) {
-            index -= __shfl_sync(kAll, end, 31);
-            continue;
-        }
-        const int32_t found = __ffs(static_cast<int32_t>(beyond)) - 1;
-        const int32_t inside = index - __shfl_sync(kAll, end - own, found);
-        return chunk_rows(place_of(batch, base + found), inside);
-    }
-    return {};
-}
 
 /// x and y as high + low, each a pair of f16 in one register, x in the lower half: 22 bits of what
 /// lies between 2^-2 and 2^15, to within 2^-25 below.

@@ -7,6 +7,7 @@
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/recurrent/accept.cuh"
 #include "backends/cuda/recurrent/chunk_scan.cuh"
+#include "backends/cuda/recurrent/half_call.cuh"
 #include "backends/cuda/recurrent/token_rule.cuh"
 #include "ops/checks.h"
 
@@ -15,6 +16,8 @@ namespace {
 
 /// Chunks of a window: at 16 key heads, 48 value heads and sizes of 128, 4 MiB each.
 constexpr int64_t kWindowChunks = 34;
+/// ... with 16-bit operands, 1.3 MiB each; more of them at once fill the card better.
+constexpr int64_t kHalfWindowChunks = 128;
 /// Key sizes above run prompts by the token recurrence: the operands of a chunk would not fit in
 /// the shared memory of every card.
 constexpr int64_t kMostChunkColumns = 128;
@@ -50,6 +53,19 @@ ChunkScratch allocate_scratch(Arena& arena, const DeltaArgs& delta, int64_t chun
     scratch.keys = reinterpret_cast<uint16_t*>(take(keys * 4 * kChunk * scratch.columns, 2));
     scratch.products = reinterpret_cast<float*>(take(keys * 2 * kSquareElements, 4));
     scratch.squares = reinterpret_cast<uint16_t*>(take(heads * 6 * kSquareElements, 2));
+    scratch.gates = reinterpret_cast<float*>(take(heads * 2 * kChunk, 4));
+    return scratch;
+}
+
+/// The same for chunks with 16-bit operands.
+HalfScratch allocate_half_scratch(Arena& arena, const DeltaArgs& delta, int64_t chunks) {
+    HalfScratch scratch{.count = static_cast<int32_t>(chunks)};
+    const int64_t keys = chunks * delta.key_heads, heads = chunks * delta.heads;
+    const auto take = [&](int64_t elements, size_t bytes) {
+        return arena.allocate_bytes(static_cast<size_t>(elements) * bytes);
+    };
+    scratch.keys = reinterpret_cast<uint16_t*>(take(keys * kOneHead, 2));
+    scratch.squares = reinterpret_cast<uint16_t*>(take(heads * 2 * kSquareElements, 2));
     scratch.gates = reinterpret_cast<float*>(take(heads * 2 * kChunk, 4));
     return scratch;
 }
@@ -110,6 +126,14 @@ void run_tokens(Device& device, const DeltaArgs& delta) {
 
 }  // namespace
 
+bool CudaOps::delta_rule_in_f16() const {
+#if TESSERA_SM90A
+    return device_->properties().major == 9 && options_.act_prompt != ActFormat::kF32;
+#else
+    return false;
+#endif
+}
+
 void CudaOps::gated_delta_rule(Exec& ex,
                                const Tensor& q,
                                const Tensor& k,
@@ -146,7 +170,13 @@ void CudaOps::gated_delta_rule(Exec& ex,
                     .prompts_too = key_size > kMostChunkColumns};
     const Scope scope(ex.arena);
     const int64_t chunks = delta.prompts_too ? 0 : most_chunks(batch);
-    const ChunkScratch scratch = allocate_scratch(ex.arena, delta, std::min(chunks, kWindowChunks));
+    const bool half = delta_rule_in_f16() && half_rule_takes(delta);
+    [[maybe_unused]] HalfScratch half_scratch{};
+    ChunkScratch scratch{};
+    if (half)
+        half_scratch = allocate_half_scratch(ex.arena, delta, std::min(chunks, kHalfWindowChunks));
+    else
+        scratch = allocate_scratch(ex.arena, delta, std::min(chunks, kWindowChunks));
     if (ex.planning() || rows == 0) return;
     delta.batch = batch_args(batch);
     if (batch.tentative) {
@@ -159,7 +189,11 @@ void CudaOps::gated_delta_rule(Exec& ex,
     const double states =
         static_cast<double>(batch.sequence_count()) * static_cast<double>(memory.state.stride[0]);
     const Timed timed(*this, "gated_delta_rule", 7 * products, 8 * (values + states));
-    if (chunks > 0) run_prompts(*device_, delta, scratch, chunks);
+#if TESSERA_SM90A
+    half_scratch.clamped = clamped_;
+    if (chunks > 0 && half) run_half_sm90(*device_, delta, half_scratch, chunks);
+#endif
+    if (chunks > 0 && !half) run_prompts(*device_, delta, scratch, chunks);
     if (batch.prompt_rows < rows || delta.prompts_too) run_tokens(*device_, delta);
 }
 

@@ -48,13 +48,13 @@ void check_formats(ActWants wants) {
 
 enum class Rows : uint8_t { kPrompt, kGenerated };
 
-/// Prompt rows go to tensor cores.
+/// Prompt rows go to tensor cores, those of Hopper among them.
 ActView rounded_view(Exec& ex, Rows kind, int64_t rows, int64_t cols) {
     return {.format = ActFormat::kBF16,
             .values = ex.arena.allocate(DType::kBF16, {rows, cols}),
             .block_scales = {},
             .row_scales = {},
-            .transposed_pairs = kind == Rows::kPrompt && cols % 32 == 0};
+            .transposed_pairs = TESSERA_SM90A && kind == Rows::kPrompt && cols % 32 == 0};
 }
 
 void allocate_views(

@@ -1,0 +1,55 @@
+// Sizes of prompts of large models, for `test-ops perf` on a card: a CPU would take minutes.
+#include "op_cases/op_case.h"
+
+namespace tessera::op_cases {
+namespace {
+
+/// Qwen3.5-27B: gate and up, then down.
+void product_cases(std::vector<OpCase>& cases) {
+    struct Matrix {
+        int64_t n, k;
+    };
+    for (const Matrix& matrix : {Matrix{17408, 5120}, Matrix{5120, 17408}})
+        for (const int32_t t : {1, 4, 128, 512, 2048})
+            append(cases, LinearCase{.weight = DType::kNVFP4,
+                                     .n = matrix.n,
+                                     .k = matrix.k,
+                                     .t = t,
+                                     .prompt_rows = t > 4 ? t : 0});
+}
+
+void attention_cases(std::vector<OpCase>& cases) {
+    struct Heads {
+        int64_t size;
+        int32_t heads, kv_heads;
+    };
+    for (const Heads& heads : {Heads{256, 24, 4}, Heads{128, 32, 8}})
+        for (const Run& run : {Run{0, 2048}, Run{0, 16384}, Run{63488, 2048}})
+            append(cases, PagedCase{.heads = heads.heads,
+                                    .kv_heads = heads.kv_heads,
+                                    .head_size = heads.size,
+                                    .type_k = DType::kBF16,
+                                    .type_v = DType::kBF16,
+                                    .runs = {run},
+                                    .prompt_runs = 1});
+}
+
+void delta_cases(std::vector<OpCase>& cases) {
+    for (const int64_t heads : {16, 32, 48})
+        for (const int32_t count : {2048, 16384})
+            append(cases, DeltaCase{.key_heads = 16,
+                                    .heads = heads,
+                                    .key_size = 128,
+                                    .size = 128,
+                                    .memory = {.runs = {{0, count}}, .prompt_runs = 1}});
+}
+
+}  // namespace
+
+void add_card_perf_cases(std::vector<OpCase>& cases) {
+    product_cases(cases);
+    attention_cases(cases);
+    delta_cases(cases);
+}
+
+}  // namespace tessera::op_cases
