@@ -17,15 +17,17 @@ constexpr double kGuessDraftCost = 0.5;  ///< of a plain step, for a guess and i
 constexpr double kHope = 0.25;  ///< of the cost per guess of smaller rounds, for further guesses
 constexpr double kClearGain = 1.04;     ///< below it drafting is not worth its risk
 constexpr double kFollowShare = 0.004;  ///< of a plain step: following a token is cheap
-constexpr double kFollowFirst = 2.0;    ///< plain steps for following, before it is known
-constexpr int32_t kFollowTries = 3;     ///< before following is held to be dear
+constexpr double kFollowDear = 0.012;   ///< this dear it is seen at once,
+constexpr int32_t kFollowTries = 3;     ///< else following so often shows whether it is cheap
+constexpr int32_t kFollowMost = 32;     ///< tokens that the draft block follows before a try
+constexpr int32_t kFollowMany = 16;     ///< tokens at a time: of fewer each costs more
+constexpr int32_t kFollowFew = 8;       ///< tokens before a try, where following is dear
 constexpr int32_t kRateSpan = 12;       ///< guesses that a share leans on
 constexpr int32_t kFirstTry = 6;        ///< plain steps before the very first try
 constexpr int32_t kRetryFirst = 8;      ///< plain steps between tries, at least
 constexpr int32_t kRetryLast = 512;     ///< and at most
 constexpr double kRetryShare = 0.005;   ///< of the plain steps between them, tries may cost
 constexpr double kRetryWon = 0.02;      ///< the same while drafting has won more than it lost
-constexpr double kRetryFollows = 32.0;  ///< tokens that the draft block follows before a try
 constexpr int32_t kPlainFirst = 1;      ///< rounds between plain steps when drafting begins
 constexpr int32_t kPlainLast = 64;      ///< and when it has paid for long
 constexpr double kPlainGain = 64.0;     ///< such rounds for a gain of one, fewer for less
@@ -116,10 +118,15 @@ int32_t DraftPacer::best(double* gain) const {
 int32_t DraftPacer::next() const {
     if (!adaptive_ || most_ == 0) return most_;
     if (pays_ ? draft_run_ >= plain_after_ : plain_run_ < retry_after_) return 0;
+    return affordable(elapsed_);
+}
+
+/// Guesses that may be risked once so much time has passed.
+int32_t DraftPacer::affordable(double elapsed) const {
     int32_t drafted = std::max(best(nullptr), pays_ ? 0 : 1);
     // A dear round with half of the hoped guesses kept has to fit into what may be lost.
     const double plain = plain_.typical;
-    const double allowed = kBudget * elapsed_ + kAdvance * plain;
+    const double allowed = kBudget * elapsed + kAdvance * plain;
     double hoped = 0.0, reached = 1.0;
     for (int32_t n = 0; n < drafted; ++n) hoped += reached *= kept_at(n);
     while (drafted > 0 &&
@@ -135,18 +142,30 @@ int32_t DraftPacer::next() const {
 }
 
 bool DraftPacer::follows() const {
+    if (most_ == 0) return false;
     if (!adaptive_) return true;
-    if (plain_.count == 0 || plain_.typical <= 0.0) return false;
-    const double plain = plain_.typical;
-    if (follow_.count < kFollowTries) return loss_ + kFollowFirst * plain <= kBudget * elapsed_;
-    return follow_.typical <= kFollowShare * plain;
+    return follow_.count > 0 && follow_.typical <= kFollowShare * plain_.typical;
+}
+
+bool DraftPacer::follow_is_dear() const {
+    if (follow_.count == 0) return false;
+    const double cheap = follow_.count < kFollowTries ? kFollowDear : kFollowShare;
+    return follow_.typical > cheap * plain_.typical;
+}
+
+bool DraftPacer::sees() const {
+    if (most_ == 0) return false;
+    if (!adaptive_) return true;
+    if (pays_ || !follow_is_dear()) return true;
+    return plain_run_ + kFollowFew >= retry_after_ &&
+           affordable(elapsed_ + kFollowFew * plain_.typical) > 0;
 }
 
 /// Plain steps between tries of which the cost of one is a small enough share.
 int32_t DraftPacer::rarest_try() const {
     const double plain = plain_.typical;
     double lost = round_seconds(1, 1.0) - plain;
-    if (follow_.count > 0) lost += follow_.typical * kRetryFollows;
+    if (follow_.count > 0) lost += follow_.typical * (follow_is_dear() ? kFollowFew : kFollowMost);
     const double share = loss_ < 0.0 ? kRetryWon : kRetryShare;
     const double steps = lost / std::max(share * plain, 1e-12);
     return static_cast<int32_t>(std::clamp(steps, double{kRetryFirst}, double{kRetryLast}));
@@ -155,7 +174,7 @@ int32_t DraftPacer::rarest_try() const {
 void DraftPacer::record_follow(double seconds, int32_t tokens) {
     elapsed_ += seconds;
     loss_ += seconds;
-    follow_.add(seconds / tokens);
+    if (tokens >= kFollowMany) follow_.add(seconds / tokens);
 }
 
 void DraftPacer::record_round(double seconds, int32_t drafted, int32_t kept) {

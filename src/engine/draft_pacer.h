@@ -30,9 +30,12 @@ class DraftPacer {
     /// sequences: the least of any).
     void record(double seconds, int32_t drafted, int32_t kept);
 
-    /// Whether the draft block should follow generated tokens though nobody drafts: where that
-    /// costs next to nothing, or while it is not known.
+    /// Whether the draft block should follow generated tokens though nobody drafts: where that is
+    /// known to cost next to nothing.
     bool follows() const;
+    /// Whether the draft block has to see the token of the next plain step: where following is
+    /// dear, only the last ones before a try; none when nobody may draft.
+    bool sees() const;
     /// The draft block followed `tokens` in `seconds`, which are no part of a round.
     void record_follow(double seconds, int32_t tokens);
 
@@ -59,13 +62,15 @@ class DraftPacer {
     double kept_at(int32_t distance) const;
     double round_seconds(int32_t drafted, double share) const;
     int32_t best(double* gain) const;
+    int32_t affordable(double elapsed) const;
+    bool follow_is_dear() const;
     int32_t rarest_try() const;
     void record_round(double seconds, int32_t drafted, int32_t kept);
 
     int32_t most_;
     bool adaptive_;
     Durations plain_;
-    Durations follow_;               ///< of one token
+    Durations follow_;               ///< of one of many tokens
     std::vector<Durations> rounds_;  ///< by their number of guesses
     std::vector<Rate> kept_;         ///< by distance
     double elapsed_ = 0.0;

@@ -32,6 +32,8 @@ void Engine::Impl::check_inputs(std::span<const SequenceInput> inputs) const {
         check(input.tentative == inputs.front().tentative, "decode: some inputs are tentative");
         check(!input.tentative || (input.generated && count <= options.draft_max + 1),
               "decode: tentative tokens are generated and at most draft_max + 1");
+        check(!input.unseen || (input.generated && !input.tentative && count > 0),
+              "decode: unseen tokens are generated and no guesses");
         if (input.sequence->length() + count > options.context)
             throw UserError(
                 ExitCode::kFailure,

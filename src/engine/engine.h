@@ -126,6 +126,10 @@ struct SequenceInput {
     /// Generated tokens that are only guesses: the sequence keeps its length and state until
     /// accept(). All or none of the inputs of one decode().
     bool tentative = false;
+    /// Generated tokens (at least one) that the draft block need not see, nor those that wait for
+    /// it: later guesses are made as if they had not been. That makes guesses worse, never the
+    /// answer.
+    bool unseen = false;
     enum class Logits : uint8_t { kNone, kLast, kAll } logits = Logits::kLast;
 };
 

@@ -2,9 +2,10 @@
 // of p - 1. Its keys and values have to exist for every position before a guess, so it follows
 // every prompt pass at once, and the generated tokens with the next guess or in bulk (`follow`).
 // Hidden states that it has not seen wait in `StatePool::recent`. While nobody drafts, following
-// costs a tiny model more than it may: then the oldest that wait are skipped. The block counts
-// positions without the skipped ones, as if the text had been cut there: it never attends a place
-// that it has not written, and near tokens keep their distances.
+// costs a tiny model more than it may: then tokens are skipped, those that come unseen and the
+// oldest of too many that wait. The block counts positions without the skipped ones, as if the text
+// had been cut there: it never attends a place that it has not written, and near tokens keep their
+// distances.
 #include <algorithm>
 #include <numeric>
 
@@ -208,12 +209,21 @@ void Engine::Impl::make_room(Sequence& sequence, int32_t count) const {
     sequence.skipped_ += skipped;
 }
 
+/// Skips what waits and the next token, whose state is then the first that waits.
+void Engine::Impl::skip_waiting(Sequence& sequence) {
+    sequence.skipped_ += sequence.recent_;
+    sequence.recent_ = 0;
+    sequence.recent_tokens_.clear();
+}
+
 /// Before a decode. A prompt is followed at once, so that what it stands behind has to be.
 void Engine::Impl::prepare_follow(Sequence& sequence, const SequenceInput& input) {
-    if (input.generated)
-        make_room(sequence, static_cast<int32_t>(input.tokens.size()));
-    else
+    if (!input.generated)
         follow_waiting(sequence);
+    else if (input.unseen)
+        skip_waiting(sequence);
+    else
+        make_room(sequence, static_cast<int32_t>(input.tokens.size()));
 }
 
 int32_t Engine::waiting(const Sequence& sequence) const {

@@ -171,6 +171,7 @@ struct Engine::Impl {
     void follow_accepted(Sequence& sequence, int32_t count);
     void follow_waiting(Sequence& sequence);
     void make_room(Sequence& sequence, int32_t count) const;
+    static void skip_waiting(Sequence& sequence);
     void prepare_follow(Sequence& sequence, const SequenceInput& input);
     Tensor run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last);
 };

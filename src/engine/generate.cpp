@@ -154,13 +154,14 @@ void start(Engine& engine, Active& active, const ProgressFn& progress) {
     result.prompt_seconds = seconds_since(begin);
 }
 
-/// One pass over all running answers. Each gets one token further.
-void plain_step(Engine& engine, std::span<Active* const> running) {
+/// One pass over all running answers. Each gets one token further; `seen`: by the draft block, too.
+void plain_step(Engine& engine, std::span<Active* const> running, bool seen) {
     std::vector<SequenceInput> inputs;
     for (const Active* active : running) {
         inputs.push_back({.sequence = active->request->sequence,
                           .tokens = std::span<const int32_t>(active->request->tokens).last(1),
                           .generated = true,
+                          .unseen = !seen,
                           .logits = SequenceInput::Logits::kLast});
     }
     const Tensor logits = engine.decode(inputs);
@@ -319,7 +320,7 @@ void step(Engine& engine, std::span<Active* const> running, DraftPacer& pacer) {
         rounds.push_back(std::move(round));
     }
     if (wanted == 0) {
-        plain_step(engine, running);
+        plain_step(engine, running, pacer.sees());
         pacer.record(seconds_since(begin), 0, 0);
         return;
     }

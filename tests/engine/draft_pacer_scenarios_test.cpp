@@ -128,7 +128,10 @@ double run(const Scenario& s, const Text& text, DraftPacer* pacer, int32_t fixed
         if (drafted > 0)
             seconds += s.fixed + s.per_guess * drafted + s.crowded * std::max(drafted - 3, 0) +
                        s.follow * waiting;
-        waiting = drafted > 0 ? 0 : waiting < kWindow ? waiting + 1 : kWindow / 2 + 1;
+        if (drafted > 0 || (pacer != nullptr && !pacer->sees()))
+            waiting = 0;
+        else
+            waiting = waiting < kWindow ? waiting + 1 : kWindow / 2 + 1;
         seconds = seen(seconds * speed);
         if (pacer != nullptr) pacer->record(seconds, drafted, kept);
         made += kept + 1;

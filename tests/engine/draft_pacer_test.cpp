@@ -191,6 +191,40 @@ TEST(DraftPacer, FollowsAChangeInTheMiddle) {
         }
 }
 
+// Guards against work for drafts that never come: a model that follows at a price sees only the
+// tokens before the tries, one that follows for nothing all of them, and where nobody may draft
+// none is seen.
+TEST(DraftPacer, TokensAreSeenWhereThatIsCheapOrATryIsNear) {
+    const auto seen_of = [](double follow, int32_t most, bool* follows) {
+        DraftPacer pacer(most, true);
+        int32_t seen = 0, waiting = 0;
+        for (int32_t made = 0; made < 1000; ++made) {
+            const int32_t drafted = pacer.next();
+            if (drafted > 0 || (waiting == 32 && pacer.follows())) {
+                if (waiting > 0) pacer.record_follow(follow * waiting, waiting);
+                waiting = 0;
+            }
+            const bool sees = drafted > 0 || pacer.sees();
+            seen += sees ? 1 : 0;
+            waiting = sees && drafted == 0 ? std::min(waiting + 1, 32) : 0;
+            pacer.record(1.0 + 0.5 * drafted, drafted, 0);
+        }
+        *follows = pacer.follows();
+        return seen;
+    };
+    bool follows = false;
+    for (const double dear : {0.02, 0.1}) {
+        const int32_t seen = seen_of(dear, 3, &follows);
+        EXPECT_LE(seen, 120) << dear;
+        EXPECT_GE(seen, 32) << dear;
+        EXPECT_FALSE(follows) << dear;
+    }
+    EXPECT_EQ(seen_of(0.001, 3, &follows), 1000);
+    EXPECT_TRUE(follows);
+    EXPECT_EQ(seen_of(0.001, 0, &follows), 0);
+    EXPECT_FALSE(follows);
+}
+
 // The same records give the same decisions, and without adaptation nothing is decided.
 TEST(DraftPacer, FixedNumbersStay) {
     DraftPacer fixed(3, false), none(0, true);

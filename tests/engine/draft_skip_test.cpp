@@ -46,8 +46,12 @@ const std::vector<std::byte>& forgetful_hybrid() {
     return bytes;
 }
 
-std::vector<float> decode_one(Engine& engine, Sequence& sequence, int32_t token) {
-    const SequenceInput input{.sequence = &sequence, .tokens = {&token, 1}, .generated = true};
+std::vector<float> decode_one(Engine& engine,
+                              Sequence& sequence,
+                              int32_t token,
+                              bool unseen = false) {
+    const SequenceInput input{
+        .sequence = &sequence, .tokens = {&token, 1}, .generated = true, .unseen = unseen};
     const Tensor logits = engine.decode({&input, 1});
     return {logits.as<float>(), logits.as<float>() + logits.elements()};
 }
@@ -145,6 +149,49 @@ TEST(DraftSkip, GuessesAreThoseOfATextWithoutTheSkippedTokens) {
     EXPECT_LE(distance(guess(*skipping, a, 9, 0), guess(*shorter, b, 9, 0)), 1e-4f);
 }
 
+// Guards against places or states of other tokens where the block sees none: guesses behind unseen
+// tokens are those of a text without them, whether some waited before or the last had been drafted
+// from, also behind a further prompt.
+TEST(DraftSkip, GuessesAreThoseOfATextWithoutTheUnseenTokens) {
+    const std::vector<int32_t> prompt = some_tokens(40, 2), more = some_tokens(70, 5);
+    const auto skipping = make(forgetful_hybrid(), kMost),
+               shorter = make(forgetful_hybrid(), kMost), seeing = make(forgetful_hybrid(), kMost);
+    Sequence a = skipping->new_sequence(), b = shorter->new_sequence(), c = seeing->new_sequence();
+    decode_prompt(*skipping, a, prompt);
+    decode_prompt(*shorter, b, prompt);
+    decode_prompt(*seeing, c, prompt);
+    const auto expect_same = [&](int32_t token, const char* where) {
+        const std::vector<float> expected = guess(*shorter, b, token, 0);
+        EXPECT_LE(distance(guess(*skipping, a, token, 0), expected), 1e-4f) << where;
+        EXPECT_GT(distance(guess(*seeing, c, token, 0), expected), 1e-2f) << where;
+    };
+    const auto only_here = [&](int32_t token, bool unseen) {
+        decode_one(*skipping, a, token, unseen);
+        decode_one(*seeing, c, token);
+    };
+    const auto everywhere = [&](int32_t token, bool unseen) {
+        only_here(token, unseen);
+        decode_one(*shorter, b, token);
+    };
+    for (const int32_t token : {11, 12, 13}) only_here(token, false);
+    // The state before the first token that is seen again has to be the same in the shorter text.
+    for (const int32_t token : {14, 15, 16, prompt.back()}) only_here(token, true);
+    EXPECT_EQ(skipping->waiting(a), 0);
+    for (const int32_t token : {3, 4, 5}) everywhere(token, false);
+    EXPECT_EQ(skipping->waiting(a), 3);
+    expect_same(7, "behind some that wait");
+    everywhere(7, true);
+    everywhere(8, false);
+    expect_same(9, "behind an unseen one that was drafted from");
+    everywhere(9, false);
+    only_here(4, false);
+    only_here(9, true);
+    decode_prompt(*skipping, a, more);
+    decode_prompt(*shorter, b, more);
+    decode_prompt(*seeing, c, more);
+    expect_same(6, "behind a prompt");
+}
+
 // Guards against a bulk that differs from what the next guess would have seen anyway.
 TEST(DraftSkip, FollowingInBulkChangesNoGuess) {
     const auto bulk = make(hybrid_bytes("qwen35"), kMost),
@@ -165,7 +212,8 @@ TEST(DraftSkip, FollowingInBulkChangesNoGuess) {
 }
 
 // S2: answers and memory are those of plain steps when rounds of drafting come after long runs of
-// plain steps, of which the draft block has seen few; some of its guesses are right even so.
+// plain steps, of which the draft block has seen few or which come unseen; some of its guesses are
+// right even so.
 TEST(DraftSkip, S2_RoundsAfterLongPausesChangeNothing) {
     const std::vector<std::byte> model = predictable_hybrid("qwen35", 0.5f);
     const auto plain = make(model, 0), drafting = make(model, kMost);
@@ -180,7 +228,7 @@ TEST(DraftSkip, S2_RoundsAfterLongPausesChangeNothing) {
     size_t made = 0;
     for (int round = 0; made + 4 < expected.size(); ++round) {
         if (round % 60 < 50) {
-            token = best_of(decode_one(*drafting, b, token));
+            token = best_of(decode_one(*drafting, b, token, round > 60 && round % 60 < 40));
             ASSERT_EQ(token, expected[++made]);
             continue;
         }

@@ -148,6 +148,17 @@ void delta_gates_and_keys(std::vector<OpCase>& cases) {
                                         .decay = decay,
                                         .beta = beta,
                                         .keys = keys});
+                // The sizes that forms of their own take.
+                if (beta == Beta::kZero || keys == Keys::kSame || keys == Keys::kNearlySame)
+                    continue;
+                append(cases, DeltaCase{.key_heads = 1,
+                                        .heads = 2,
+                                        .key_size = 128,
+                                        .size = 64,
+                                        .memory = {.runs = {{0, 64}, {64, 70}}, .prompt_runs = 2},
+                                        .decay = decay,
+                                        .beta = beta,
+                                        .keys = keys});
             }
 }
 
