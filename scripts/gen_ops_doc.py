@@ -45,7 +45,7 @@ def document(text):
             if comment:
                 out += ["", comment_text(comment)]
             comment = []
-        elif line and not line.startswith(("Tensor", "float", "RopeParams")):
+        elif line and not line.startswith(("Tensor", "float", "int64_t", "RopeParams")):
             if not line.startswith("struct"):
                 comment = [] if line != "};" else comment
         index += 1

@@ -33,6 +33,16 @@ Tensor Tensor::slice_rows(int64_t begin, int64_t count) const {
     return view;
 }
 
+Tensor Tensor::column_heads(int64_t first, int64_t heads, int64_t size) const {
+    check(rank == 2 && first >= 0 && first + heads * size <= shape[1], "column_heads out of range");
+    Tensor view = *this;
+    view.rank = 3;
+    view.shape = {shape[0], heads, size, 1};
+    view.stride = {stride[0], size, 1, 0};
+    if (data != nullptr) view.data = static_cast<std::byte*>(data) + dtype_bytes(dtype, first);
+    return view;
+}
+
 Tensor Tensor::reshape(std::initializer_list<int64_t> new_shape) const {
     check(contiguous(), "reshape of a strided tensor");
     const Tensor view = make_tensor(data, dtype, new_shape);

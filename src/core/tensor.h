@@ -41,6 +41,8 @@ struct Tensor {
     Tensor slice_rows(int64_t begin, int64_t count) const;
     /// The same elements with another shape; the tensor must be contiguous.
     Tensor reshape(std::initializer_list<int64_t> new_shape) const;
+    /// Columns [first, first + heads * size) of [T, C] as [T, heads, size]; plain formats only.
+    Tensor column_heads(int64_t first, int64_t heads, int64_t size) const;
 };
 
 /// A contiguous view of `data` with 1 to 4 axes.

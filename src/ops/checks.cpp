@@ -146,6 +146,15 @@ void check_delta_gates(const Tensor& a,
           "delta_gates: shapes", where);
 }
 
+void check_delta_net_input(const Tensor& u,
+                           const Tensor& a,
+                           const Ops::DeltaNetInput& how,
+                           const Caller& where) {
+    check(u.rows() == a.rows(), "delta_net_input: shapes", where);
+    check(how.key_heads > 0 && how.key_size > 0 && 2 * how.key_heads * how.key_size <= u.cols(),
+          "delta_net_input: heads", where);
+}
+
 void check_delta_rule(const Tensor& q,
                       const Tensor& k,
                       const Tensor& v,

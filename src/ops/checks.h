@@ -76,6 +76,11 @@ void check_delta_gates(const Tensor& a,
                        const Tensor& log_decay,
                        const Tensor& beta,
                        const Caller& where = Caller::current());
+/// Besides what causal_conv and delta_gates expect.
+void check_delta_net_input(const Tensor& u,
+                           const Tensor& a,
+                           const Ops::DeltaNetInput& how,
+                           const Caller& where = Caller::current());
 void check_delta_rule(const Tensor& q,
                       const Tensor& k,
                       const Tensor& v,

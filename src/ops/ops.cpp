@@ -83,6 +83,21 @@ GemmInput Ops::glu_input(Exec& ex, const Tensor& gate, const Tensor& up, Glu kin
     return prepare(ex, gated, wants);
 }
 
+void Ops::delta_net_input(Exec& ex,
+                          const Tensor& u,
+                          const Tensor& a,
+                          const Tensor& b,
+                          const DeltaNetInput& how,
+                          const Batch& batch,
+                          const RecurrentView& memory,
+                          const Tensor& qkv) {
+    causal_conv(ex, u, how.taps, batch, memory, qkv);
+    const int64_t keys = how.key_heads * how.key_size;
+    l2_norm(ex, qkv.column_heads(0, how.key_heads, how.key_size), how.eps);
+    l2_norm(ex, qkv.column_heads(keys, how.key_heads, how.key_size), how.eps);
+    delta_gates(ex, a, b, how.bias, how.rate, a, b);
+}
+
 GemmInput Ops::gated_rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants) {
     const Tensor normed = ex.arena.allocate(DType::kF32, {x.rows(), x.shape[1], x.cols()});

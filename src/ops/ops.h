@@ -271,7 +271,8 @@ class Ops {
         Exec& ex, const Tensor& k, const Tensor& v, const Batch& batch, const KvView& cache) = 0;
 
     /// Optional per-head RMS norm of q and k (gain [d] each, or absent), rope on both, kv_store. q
-    /// rotated in place. Default: rms_norm, rope, kv_store.
+    /// rotated in place; k is undefined afterwards. Default: rms_norm, rope, kv_store; an override
+    /// gives the same bits.
     struct QkvRope {
         Tensor q_gain, k_gain;  ///< F32 [d] or absent
         float eps = 0.0f;
@@ -322,6 +323,27 @@ class Ops {
                              const Tensor& rate,
                              const Tensor& log_decay,
                              const Tensor& beta) = 0;
+
+    /// What stands between the projections and the gated delta rule: causal_conv of u [T, C] to qkv
+    /// [T, C], l2_norm of its columns of q and k, which come first (key_heads heads of key_size
+    /// each; values behind them), and delta_gates in place: log decays replace a [T, H], betas
+    /// replace b [T, H]. Default: causal_conv, l2_norm, delta_gates; an override gives the same
+    /// bits.
+    struct DeltaNetInput {
+        Tensor taps;        ///< F32 [C, W]
+        Tensor bias, rate;  ///< F32 [H]
+        float eps = 0.0f;   ///< of the L2 norms
+        int64_t key_heads = 0;
+        int64_t key_size = 0;
+    };
+    virtual void delta_net_input(Exec& ex,
+                                 const Tensor& u,
+                                 const Tensor& a,
+                                 const Tensor& b,
+                                 const DeltaNetInput& how,
+                                 const Batch& batch,
+                                 const RecurrentView& memory,
+                                 const Tensor& qkv);
 
     /// Gated delta rule. Per value head h with key head h % Hk and state S [dv, dk] of the slot:
     ///   S <- exp(log_decay) S;  d = beta (v - S k);  S <- S + d k^T;  out = S q / sqrt(dk).

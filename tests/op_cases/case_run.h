@@ -78,6 +78,7 @@ Outputs execute(const ConcatCase& shape, const Request& request);
 Outputs execute(const GatherCase& shape, const Request& request);
 Outputs execute(const PagedCase& shape, const Request& request);
 Outputs execute(const ConvCase& shape, const Request& request);
+Outputs execute(const DeltaInputCase& shape, const Request& request);
 Outputs execute(const L2NormCase& shape, const Request& request);
 Outputs execute(const GatesCase& shape, const Request& request);
 Outputs execute(const DeltaCase& shape, const Request& request);

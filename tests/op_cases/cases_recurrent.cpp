@@ -37,6 +37,67 @@ void conv_cases(std::vector<OpCase>& cases) {
                                               .accept = {accepted, 5 - accepted}}});
 }
 
+/// The fused op reads heads and values in pieces of its own, and replaces the memory while others
+/// still convolve: prompts around the length of the window, cut where segments and pieces end.
+void delta_input_cases(std::vector<OpCase>& cases) {
+    for (const int32_t taps : {2, 4, 8})
+        for (const int32_t count : {1, 2, 3, 7, 8, 9, 33, 70})
+            for (const int32_t first : {0, 64})
+                append(cases, DeltaInputCase{.key_heads = 1,
+                                             .heads = 1,
+                                             .taps = taps,
+                                             .memory = {.runs = {{first, count}}, .prompt_runs = 1},
+                                             .padding = count == 9 ? 3 : 0});
+    // Sizes of heads that do not fill a vector, a warp or a piece, and those of models.
+    for (const int64_t key_size : {1, 18, 31, 36, 100, 128, 132, 260})
+        append(cases,
+               DeltaInputCase{.key_heads = 3,
+                              .key_size = key_size,
+                              .heads = 5,
+                              .size = key_size + 2,
+                              .memory = {.runs = {{0, 5}, {64, 40}, {3, 2}}, .prompt_runs = 2}});
+    for (const int64_t heads : {16, 32, 48})
+        append(cases, DeltaInputCase{.key_heads = 16,
+                                     .key_size = 128,
+                                     .heads = heads,
+                                     .size = 128,
+                                     .memory = {.runs = {{64, 9}, {9, 3}}, .prompt_runs = 1}});
+    // Zeros and squares at both ends of the range of f32 under the roots.
+    for (const float magnitude : {0.0f, 1e-14f, 400.0f, 3e18f})
+        append(cases, DeltaInputCase{.memory = {.runs = {{0, 40}, {0, 2}}, .prompt_runs = 1},
+                                     .magnitude = magnitude});
+    // A sequence that starts in the last rows of a segment leaves its first window to the next.
+    for (int32_t before = 28; before <= 33; ++before)
+        append(cases, DeltaInputCase{.memory = {.runs = {{128, before}, {64, 40}, {63, 2}, {0, 5}},
+                                                .prompt_runs = 4,
+                                                .saves = {0, 0, 64, 0}}});
+    append(cases, DeltaInputCase{.memory = {.runs = {{0, 130}, {128, 3}, {0, 2}, {5, 1}, {700, 3}},
+                                            .prompt_runs = 3,
+                                            .saves = {64, 0, 0}},
+                                 .padding = 3});
+    append(cases, DeltaInputCase{.memory = {.runs = {{10, 64}, {64, 64}, {1, 200}},
+                                            .prompt_runs = 3,
+                                            .saves = {64, 128, 192}}});
+    append(cases,
+           DeltaInputCase{
+               .memory = {
+                   .runs = {{70, 0}, {0, 70}, {9, 0}, {20, 50}, {3, 0}, {64, 2}, {5, 0}, {77, 1}},
+                   .prompt_runs = 5}});
+    // Enough rows for the long segments.
+    append(cases, DeltaInputCase{.key_heads = 1,
+                                 .key_size = 4,
+                                 .heads = 1,
+                                 .size = 8,
+                                 .memory = {.runs = {{0, 1023}, {192, 1030}, {5, 1}},
+                                            .prompt_runs = 2,
+                                            .saves = {960, 1216, 0}}});
+    for (int32_t rows = 1; rows <= 5; ++rows)
+        for (int32_t accepted = 0; accepted <= rows; ++accepted)
+            append(cases, DeltaInputCase{.key_size = 33,
+                                         .memory = {.runs = {{rows == 2 ? 0 : 9, rows}, {640, 5}},
+                                                    .accept = {accepted, 5 - accepted}}});
+}
+
 void l2_cases(std::vector<OpCase>& cases) {
     for (const int64_t cols : {1, 16, 31, 64, 128, 200})
         for (const float magnitude : {0.0f, 1e-4f, 1.0f, 1e3f})
@@ -174,6 +235,7 @@ void delta_batches(std::vector<OpCase>& cases) {
 
 void add_recurrent_cases(std::vector<OpCase>& cases) {
     conv_cases(cases);
+    delta_input_cases(cases);
     l2_cases(cases);
     gate_cases(cases);
     delta_lengths(cases);
@@ -200,6 +262,13 @@ void add_recurrent_perf_cases(std::vector<OpCase>& cases) {
             append(cases,
                    ConvCase{.channels = channels,
                             .memory = {.runs = {{64, count}}, .prompt_runs = count > 1 ? 1 : 0}});
+    for (const int32_t count : {1, 512, 2048})
+        append(cases,
+               DeltaInputCase{.key_heads = 16,
+                              .key_size = 128,
+                              .heads = 48,
+                              .size = 128,
+                              .memory = {.runs = {{64, count}}, .prompt_runs = count > 1 ? 1 : 0}});
     for (const int32_t t : {1, 512}) {
         append(cases, L2NormCase{.shape = {t, 32, 128}});
         append(cases, GatesCase{.t = t, .heads = 48});

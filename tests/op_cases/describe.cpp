@@ -132,6 +132,11 @@ std::string params_of(const ConvCase& c) {
     return fmt::format("channels={},taps={},{},padding={}", c.channels, c.taps,
                        memory_text(c.memory), c.padding);
 }
+std::string params_of(const DeltaInputCase& c) {
+    return fmt::format("nk={},nv={},hs_k={},hs_v={},taps={},{},padding={},magnitude={}",
+                       c.key_heads, c.heads, c.key_size, c.size, c.taps, memory_text(c.memory),
+                       c.padding, c.magnitude);
+}
 std::string params_of(const L2NormCase& c) {
     return fmt::format("ne={},padding={},eps={},magnitude={}", extents(c.shape), c.padding, c.eps,
                        c.magnitude);
@@ -221,6 +226,9 @@ std::string_view name_of(const PagedCase& c) {
 }
 std::string_view name_of(const ConvCase&) {
     return "SSM_CONV";
+}
+std::string_view name_of(const DeltaInputCase&) {
+    return "DELTA_NET_INPUT";
 }
 std::string_view name_of(const L2NormCase&) {
     return "L2_NORM";
@@ -332,6 +340,11 @@ double rows_of(const MemoryCase& c) {
 Cost cost_of(const ConvCase& c) {
     const double elements = rows_of(c.memory) * static_cast<double>(c.channels);
     return {2.0 * elements * c.taps, 8.0 * elements};
+}
+Cost cost_of(const DeltaInputCase& c) {
+    const double rows = rows_of(c.memory);
+    const double elements = rows * static_cast<double>(c.channels());
+    return {2.0 * elements * c.taps, 8.0 * elements + 16.0 * rows * static_cast<double>(c.heads)};
 }
 Cost cost_of(const L2NormCase& c) {
     return {0.0, 8.0 * elements(c.shape)};

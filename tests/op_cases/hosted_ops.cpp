@@ -280,6 +280,30 @@ void HostedOps::delta_gates(Exec& ex,
     });
 }
 
+void HostedOps::delta_net_input(Exec& ex,
+                                const Tensor& u,
+                                const Tensor& a,
+                                const Tensor& b,
+                                const DeltaNetInput& how,
+                                const Batch& batch,
+                                const RecurrentView& memory,
+                                const Tensor& qkv) {
+    if (ex.planning()) return inner_->delta_net_input(ex, u, a, b, how, batch, memory, qkv);
+    Call call(*this, ex);
+    for (const Tensor* operand : {&u, &a, &b, &how.taps, &how.bias, &how.rate, &qkv})
+        call.add(*operand);
+    call.add(batch);
+    call.add(memory);
+    call.run("delta_net_input", true, [&](Exec& inner) {
+        DeltaNetInput there = how;
+        there.taps = call.at(how.taps);
+        there.bias = call.at(how.bias);
+        there.rate = call.at(how.rate);
+        inner_->delta_net_input(inner, call.at(u), call.at(a), call.at(b), there, call.at(batch),
+                                call.at(memory), call.at(qkv));
+    });
+}
+
 void HostedOps::gated_delta_rule(Exec& ex,
                                  const Tensor& q,
                                  const Tensor& k,

@@ -109,6 +109,14 @@ class HostedOps final : public Ops {
                      const Tensor& rate,
                      const Tensor& log_decay,
                      const Tensor& beta) override;
+    void delta_net_input(Exec& ex,
+                         const Tensor& u,
+                         const Tensor& a,
+                         const Tensor& b,
+                         const DeltaNetInput& how,
+                         const Batch& batch,
+                         const RecurrentView& memory,
+                         const Tensor& qkv) override;
     void gated_delta_rule(Exec& ex,
                           const Tensor& q,
                           const Tensor& k,

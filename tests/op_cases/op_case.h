@@ -177,6 +177,19 @@ struct ConvCase {
     int64_t padding = 0;
 };
 
+/// Channels: of q and k, then of v.
+struct DeltaInputCase {
+    int64_t key_heads = 2;
+    int64_t key_size = 64;
+    int64_t heads = 4;
+    int64_t size = 64;
+    int32_t taps = 4;
+    MemoryCase memory{};
+    int64_t padding = 0;
+    float magnitude = 2.0f;  ///< of u, a, b and bias
+    int64_t channels() const { return 2 * key_heads * key_size + heads * size; }
+};
+
 struct L2NormCase {
     std::vector<int64_t> shape;
     int64_t padding = 0;
@@ -300,6 +313,7 @@ using Shape = std::variant<LinearCase,
                            GatherCase,
                            PagedCase,
                            ConvCase,
+                           DeltaInputCase,
                            L2NormCase,
                            GatesCase,
                            DeltaCase,

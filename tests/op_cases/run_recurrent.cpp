@@ -310,6 +310,56 @@ Outputs execute(const ConvCase& shape, const Request& request) {
     return outputs;
 }
 
+Outputs execute(const DeltaInputCase& shape, const Request& request) {
+    Outputs outputs;
+    Random random(request.seed);
+    const int32_t rows = rows_of(shape.memory);
+    const int64_t channels = shape.channels();
+    const float most = shape.magnitude;
+    const Memory memory(shape.memory, {.channels = channels, .held = shape.taps - 1}, random);
+    const auto input = [&](const char* name, std::vector<int64_t> extents, float low, float high) {
+        Guarded made(name, DType::kF32, extents, 0, Role::kInput);
+        made.fill(random, low, high);
+        made.seal();
+        return made;
+    };
+    Guarded u("u", DType::kF32, {rows, channels}, shape.padding, Role::kInput);
+    u.fill(random, -most, most);
+    u.seal();
+    const Guarded taps = input("taps", {channels, shape.taps}, -1.0f, 1.0f);
+    const Guarded bias = input("bias", {shape.heads}, -most, most);
+    const Guarded rate = input("rate", {shape.heads}, -8.0f, 0.0f);
+    Guarded a("a", DType::kF32, {rows, shape.heads}, shape.padding, Role::kOutput);
+    a.fill(random, -most, most);
+    Guarded b("b", DType::kF32, {rows, shape.heads}, shape.padding * 3, Role::kOutput);
+    b.fill(random, -most, most);
+    Guarded qkv("qkv", DType::kF32, {rows, channels}, shape.padding * 2, Role::kOutput);
+    const Ops::DeltaNetInput how{.taps = taps.tensor(),
+                                 .bias = bias.tensor(),
+                                 .rate = rate.tensor(),
+                                 .eps = 1e-6f,
+                                 .key_heads = shape.key_heads,
+                                 .key_size = shape.key_size};
+    drive_memory(
+        shape.memory, memory, request,
+        [&](Exec& ex, const Batch& batch, int32_t first, int32_t count) {
+            const auto part = [&](const Guarded& x) { return x.tensor().slice_rows(first, count); };
+            Ops& ops = request.subject.ops;
+            if (request.body == Body::kDefault)
+                ops.Ops::delta_net_input(ex, part(u), part(a), part(b), how, batch, memory.view(),
+                                         part(qkv));
+            else
+                ops.delta_net_input(ex, part(u), part(a), part(b), how, batch, memory.view(),
+                                    part(qkv));
+        },
+        outputs);
+    for (const Guarded* result : {&qkv, &a, &b}) result->read(outputs.values);
+    memory.read(/*conv=*/true, outputs);
+    for (const Guarded* operand : {&u, &a, &b, &qkv}) operand->verify(outputs.faults);
+    for (const Guarded* operand : {&taps, &bias, &rate}) operand->verify(outputs.faults);
+    return outputs;
+}
+
 Outputs execute(const L2NormCase& shape, const Request& request) {
     Outputs outputs;
     Random random(request.seed);

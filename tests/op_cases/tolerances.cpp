@@ -130,6 +130,9 @@ double bound_of(const PagedCase& shape, ActWants) {
 double bound_of(const ConvCase&, ActWants) {
     return kConv;
 }
+double bound_of(const DeltaInputCase&, ActWants) {
+    return kConv;
+}
 double bound_of(const L2NormCase&, ActWants) {
     return kRowwise;
 }

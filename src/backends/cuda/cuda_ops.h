@@ -97,6 +97,13 @@ class CudaOps final : public Ops {
                   const Tensor& v,
                   const Batch& batch,
                   const KvView& cache) override;
+    void qk_norm_rope_store(Exec& ex,
+                            const Tensor& q,
+                            const Tensor& k,
+                            const Tensor& v,
+                            const QkvRope& how,
+                            const Batch& batch,
+                            const KvView& cache) override;
     void attention(Exec& ex,
                    const Tensor& q,
                    const Batch& batch,
@@ -118,6 +125,14 @@ class CudaOps final : public Ops {
                      const Tensor& rate,
                      const Tensor& log_decay,
                      const Tensor& beta) override;
+    void delta_net_input(Exec& ex,
+                         const Tensor& u,
+                         const Tensor& a,
+                         const Tensor& b,
+                         const DeltaNetInput& how,
+                         const Batch& batch,
+                         const RecurrentView& memory,
+                         const Tensor& qkv) override;
     bool delta_rule_in_f16() const override;
     void gated_delta_rule(Exec& ex,
                           const Tensor& q,

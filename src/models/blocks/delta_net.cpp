@@ -8,16 +8,6 @@ namespace {
 /// Of the original model: inside the root of the norm of q and k.
 constexpr float kL2Eps = 1e-6f;
 
-/// Columns [first, first + heads * size) of x [T, C] as [T, heads, size].
-Tensor head_columns(const Tensor& x, int64_t first, int64_t heads, int64_t size) {
-    Tensor view = x;
-    view.data = x.data == nullptr ? nullptr : x.as<float>() + first;
-    view.rank = 3;
-    view.shape = {x.rows(), heads, size, 1};
-    view.stride = {x.stride[0], size, 1, 0};
-    return view;
-}
-
 }  // namespace
 
 void delta_net_block(Ops& ops,
@@ -49,13 +39,16 @@ void delta_net_block(Ops& ops,
             ops.linear_many(ex, h, weights, biases, outs);
         }
         const Tensor qkv = ex.arena.allocate(DType::kF32, {rows, spec.channels});
-        ops.causal_conv(ex, u, w.taps, batch, memory, qkv);
-        const Tensor q = head_columns(qkv, 0, spec.key_heads, spec.key_size);
-        const Tensor k = head_columns(qkv, keys, spec.key_heads, spec.key_size);
-        const Tensor v = head_columns(qkv, 2 * keys, heads, spec.value_size);
-        ops.l2_norm(ex, q, kL2Eps);
-        ops.l2_norm(ex, k, kL2Eps);
-        ops.delta_gates(ex, a, b, w.dt_bias, w.rate, a, b);
+        const Ops::DeltaNetInput how{.taps = w.taps,
+                                     .bias = w.dt_bias,
+                                     .rate = w.rate,
+                                     .eps = kL2Eps,
+                                     .key_heads = spec.key_heads,
+                                     .key_size = spec.key_size};
+        ops.delta_net_input(ex, u, a, b, how, batch, memory, qkv);
+        const Tensor q = qkv.column_heads(0, spec.key_heads, spec.key_size);
+        const Tensor k = qkv.column_heads(keys, spec.key_heads, spec.key_size);
+        const Tensor v = qkv.column_heads(2 * keys, heads, spec.value_size);
         ops.gated_delta_rule(ex, q, k, v, a, b, batch, memory, mixed);
     }
     const GemmInput g = ops.gated_rms_norm_input(

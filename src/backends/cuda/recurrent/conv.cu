@@ -1,7 +1,7 @@
 // causal_conv: launches of conv.cuh by width. Prompt rows and generated rows take kernels of their
 // own, which give a row the same bits.
 #include "backends/cuda/device.cuh"
-#include "backends/cuda/recurrent/conv.cuh"
+#include "backends/cuda/recurrent/calls.h"
 #include "ops/checks.h"
 
 namespace tessera::cuda {
@@ -23,20 +23,11 @@ void launch_conv(Device& device, const ConvArgs& args, int32_t rows) {
 
 }  // namespace
 
-void CudaOps::causal_conv(Exec& ex,
-                          const Tensor& u,
-                          const Tensor& taps,
-                          const Batch& batch,
-                          const RecurrentView& memory,
-                          const Tensor& out) {
-    const int64_t channels = u.cols(), width = taps.cols();
-    check_causal_conv(u, taps, memory, out);
-    check(!batch.tentative || dense_slots(memory.conv_log), "causal_conv: log");
-    check_recurrent_batch(batch, u.rows());
-    if (ex.planning() || u.rows() == 0) return;
-    const double elements = static_cast<double>(u.elements());
-    const Timed timed(*this, "causal_conv", 2 * elements * static_cast<double>(width),
-                      8 * elements);
+ConvArgs conv_args(const Tensor& u,
+                   const Tensor& taps,
+                   const Batch& batch,
+                   const RecurrentView& memory,
+                   const Tensor& out) {
     ConvArgs args{.u = u.as<float>(),
                   .u_stride = u.stride[0],
                   .taps = taps.as<float>(),
@@ -44,8 +35,8 @@ void CudaOps::causal_conv(Exec& ex,
                   .out_stride = out.stride[0],
                   .memory = memory.conv.as<float>(),
                   .memory_stride = memory.conv.stride[0],
-                  .channels = static_cast<int32_t>(channels),
-                  .channel_blocks = static_cast<int32_t>(ceil_div(channels, kConvThreads)),
+                  .channels = static_cast<int32_t>(u.cols()),
+                  .channel_blocks = static_cast<int32_t>(ceil_div(u.cols(), kConvThreads)),
                   .tentative = batch.tentative,
                   .batch = batch_args(batch)};
     if (batch.tentative) {
@@ -53,10 +44,28 @@ void CudaOps::causal_conv(Exec& ex,
         args.log_stride = memory.conv_log.stride[0];
         args.log_rows = static_cast<int32_t>(memory.conv_log.shape[1]);
     }
+    return args;
+}
+
+void CudaOps::causal_conv(Exec& ex,
+                          const Tensor& u,
+                          const Tensor& taps,
+                          const Batch& batch,
+                          const RecurrentView& memory,
+                          const Tensor& out) {
+    const int64_t width = taps.cols();
+    check_causal_conv(u, taps, memory, out);
+    check(!batch.tentative || dense_slots(memory.conv_log), "causal_conv: log");
+    check_recurrent_batch(batch, u.rows());
+    if (ex.planning() || u.rows() == 0) return;
+    const double elements = static_cast<double>(u.elements());
+    const Timed timed(*this, "causal_conv", 2 * elements * static_cast<double>(width),
+                      8 * elements);
     using Launch = void (*)(Device&, const ConvArgs&, int32_t);
     constexpr Launch kLaunches[] = {launch_conv<2>, launch_conv<3>, launch_conv<4>, launch_conv<5>,
                                     launch_conv<6>, launch_conv<7>, launch_conv<8>};
-    kLaunches[width - 2](*device_, args, static_cast<int32_t>(u.rows()));
+    kLaunches[width - 2](*device_, conv_args(u, taps, batch, memory, out),
+                         static_cast<int32_t>(u.rows()));
 }
 
 }  // namespace tessera::cuda

@@ -20,7 +20,8 @@ void launch_norm(Device& device, std::string_view name, const NormArguments& arg
                       dim3(32 * rows::kWarpsPerBlock), 0, arguments);
         return;
     }
-    const int64_t threads = ceil_div(ceil_div(arguments.cols, 4), 32) * 32;
+    const int64_t fours = ceil_div(arguments.cols, 4);
+    const int64_t threads = ceil_div(fours, 32 * rows::kBlockHeld) * 32;
     device.launch(name, rows::norm_kernel<kKind, false>, dim3(arguments.rows),
                   dim3(static_cast<uint32_t>(std::min<int64_t>(threads, rows::kMaxThreads))), 0,
                   arguments);

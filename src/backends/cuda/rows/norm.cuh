@@ -30,37 +30,56 @@ struct NormArguments {
 inline constexpr int32_t kWarpCols = 256;     ///< rows up to this length take a warp
 inline constexpr int32_t kWarpsPerBlock = 8;  ///< then
 inline constexpr int32_t kMaxThreads = 1024;  ///< of a block that takes a row
+/// Fours that a thread keeps: all of a row of up to 256 (a warp) or 16384 columns (a block).
+/// Several loads are under way at once, and several blocks fit a multiprocessor: while one waits
+/// for its sum, others load.
+inline constexpr int32_t kWarpHeld = 2;
+inline constexpr int32_t kBlockHeld = 4;
 
 /// 1 / sqrt(sum of squares (/ cols) + eps) of the row, in every thread of its group.
-template <NormKind kKind, bool kWarp>
-__device__ __forceinline__ float norm_factor(
-    const Sum& mine, const float* row, const NormArguments& a, int32_t lane, int32_t lanes) {
+/// `for_each(f)` calls f with every value of the thread, in the order in which `mine` took them.
+template <NormKind kKind, bool kWarp, class ForEach>
+__device__ __forceinline__ float norm_factor(const Sum& mine,
+                                             const ForEach& for_each,
+                                             int64_t cols,
+                                             float eps) {
     const Sum sum = reduce<kWarp>(mine, Sum{0.0f, 0.0f}, Add{});
     const float squares = __fadd_rn(sum.high, sum.low);
-    const float count = kKind == NormKind::kL2 ? 1.0f : static_cast<float>(a.cols);
+    const float count = kKind == NormKind::kL2 ? 1.0f : static_cast<float>(cols);
     // Inside these limits no square that matters has left the range of f32.
     if (squares > 1e-25f && squares < 1e37f)
-        return __frsqrt_rn(__fadd_rn(__fdiv_rn(squares, count), a.eps));
+        return __frsqrt_rn(__fadd_rn(__fdiv_rn(squares, count), eps));
     double wide = 0.0;
-    for (int64_t i = lane; i < a.cols; i += lanes)
-        wide += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+    for_each([&wide](float value) {
+        wide = __fma_rn(static_cast<double>(value), static_cast<double>(value), wide);
+    });
     wide = reduce<kWarp>(wide, 0.0, Add{});
     return static_cast<float>(1.0 /
-                              sqrt(wide / static_cast<double>(count) + static_cast<double>(a.eps)));
+                              sqrt(wide / static_cast<double>(count) + static_cast<double>(eps)));
 }
 
-template <NormKind kKind>
-__device__ __forceinline__ void norm_store(
-    Four four, uint32_t row, int64_t column, float factor, const NormArguments& a) {
-    Four gain{{1.0f, 1.0f, 1.0f, 1.0f}};
-    if (a.gain != nullptr) gain = load_four(a.gain, column, a.cols, a.vector);
+/// Columns [column, column + 4) of a row that `factor` norms; `gain` null: 1.
+__device__ __forceinline__ void norm_scale(
+    Four& four, float factor, const float* gain, int64_t column, int64_t cols, bool vector) {
+    Four gains{{1.0f, 1.0f, 1.0f, 1.0f}};
+    if (gain != nullptr) gains = load_four(gain, column, cols, vector);
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i)
-        four.value[i] = __fmul_rn(__fmul_rn(four.value[i], factor), gain.value[i]);
+        four.value[i] = __fmul_rn(__fmul_rn(four.value[i], factor), gains.value[i]);
+}
+
+/// `gate`: of kGatedInput.
+template <NormKind kKind>
+__device__ __forceinline__ void norm_store(Four four,
+                                           const Four& gate,
+                                           uint32_t row,
+                                           int64_t column,
+                                           float factor,
+                                           const NormArguments& a) {
+    norm_scale(four, factor, a.gain, column, a.cols, a.vector);
     if constexpr (kKind == NormKind::kRmsInput) {
         a.sink.store(four, row, column, a.cols, a.vector);
     } else if constexpr (kKind == NormKind::kGatedInput) {
-        const Four gate = load_four(a.z.row(row), column, a.cols, a.vector);
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i)
             four.value[i] = activate(Glu::kSwiGlu, gate.value[i]) * four.value[i];
@@ -75,8 +94,9 @@ __device__ __forceinline__ void norm_store(
 template <NormKind kKind, bool kWarp>
 __global__ void __launch_bounds__(kWarp ? 32 * kWarpsPerBlock : kMaxThreads, 1)
     norm_kernel(const __grid_constant__ NormArguments a) {
-    // Fours that a thread keeps: all of a row of up to 256 (a warp) or 8192 columns (a block).
-    constexpr int32_t kHeld = 2;
+    // Longer rows would hold more than there are registers.
+    constexpr bool kGates = kWarp && kKind == NormKind::kGatedInput;
+    constexpr int32_t kHeld = kWarp ? kWarpHeld : kBlockHeld;
     const int32_t lanes = kWarp ? 32 : static_cast<int32_t>(blockDim.x);
     const int32_t lane = static_cast<int32_t>(kWarp ? threadIdx.x % 32 : threadIdx.x);
     const uint32_t row = kWarp ? blockIdx.x * kWarpsPerBlock + threadIdx.x / 32 : blockIdx.x;
@@ -91,21 +111,44 @@ __global__ void __launch_bounds__(kWarp ? 32 * kWarpsPerBlock : kMaxThreads, 1)
 #pragma unroll
     for (int32_t g = 0; g < kHeld; ++g)
         held[g] = load_four(x, 4 * (int64_t{g} * lanes + lane), a.cols, a.vector);
+    const auto gate_of = [&](int64_t column) {
+        if constexpr (kKind == NormKind::kGatedInput)
+            return load_four(a.z.row(row), column, a.cols, a.vector);
+        return Four{};
+    };
+    Four gates[kHeld];
+    if constexpr (kGates) {
+#pragma unroll
+        for (int32_t g = 0; g < kHeld; ++g) gates[g] = gate_of(4 * (int64_t{g} * lanes + lane));
+    }
 #pragma unroll
     for (int32_t g = 0; g < kHeld; ++g) square(held[g]);
     const int64_t rest = 4 * (int64_t{kHeld} * lanes + lane);
     for (int64_t column = rest; column < a.cols; column += 4 * lanes)
         square(load_four(x, column, a.cols, a.vector));
 
-    const float factor = norm_factor<kKind, kWarp>(sum, x, a, lane, lanes);
+    const auto for_each = [&](const auto& f) {
+        const auto four_values = [&f](const Four& four) {
+#pragma unroll
+            for (int32_t i = 0; i < 4; ++i) f(four.value[i]);
+        };
+#pragma unroll
+        for (int32_t g = 0; g < kHeld; ++g) four_values(held[g]);
+        for (int64_t column = rest; column < a.cols; column += 4 * lanes)
+            four_values(load_four(x, column, a.cols, a.vector));
+    };
+    const float factor = norm_factor<kKind, kWarp>(sum, for_each, a.cols, a.eps);
 #pragma unroll
     for (int32_t g = 0; g < kHeld; ++g) {
         const int64_t column = 4 * (int64_t{g} * lanes + lane);
-        if (column < a.cols) norm_store<kKind>(held[g], row, column, factor, a);
+        if (column >= a.cols) continue;
+        norm_store<kKind>(held[g], kGates ? gates[g] : gate_of(column), row, column, factor, a);
     }
     // In place, a thread reads again only what it alone writes.
-    for (int64_t column = rest; column < a.cols; column += 4 * lanes)
-        norm_store<kKind>(load_four(x, column, a.cols, a.vector), row, column, factor, a);
+    for (int64_t column = rest; column < a.cols; column += 4 * lanes) {
+        norm_store<kKind>(load_four(x, column, a.cols, a.vector), gate_of(column), row, column,
+                          factor, a);
+    }
 }
 
 }  // namespace tessera::cuda::rows

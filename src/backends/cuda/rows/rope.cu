@@ -4,18 +4,22 @@
 #include <cmath>
 #include <numbers>
 
+#include "backends/cuda/device.cuh"
 #include "backends/cuda/rows/rope.cuh"
-#include "backends/cuda/rows/row_map.h"
+#include "backends/cuda/rows/rope_angles.h"
 #include "ops/checks.h"
 
 namespace tessera::cuda {
-namespace {
 
-/// What does not depend on the token.
-rows::RopeArguments rope_arguments(const RopeParams& params) {
-    rows::RopeArguments a;
+rows::RopeAngles rows::rope_angles(const Tensor& positions,
+                                   const Tensor& freq_factors,
+                                   const RopeParams& params) {
+    RopeAngles a;
     const double rotary = params.rotary;
     const double base = static_cast<double>(params.base);
+    a.positions = positions.as<int32_t>();
+    a.axes = positions.rank == 1 ? 1 : 3;
+    a.freq_factors = freq_factors.absent() ? nullptr : freq_factors.as<float>();
     a.half = params.rotary / 2;
     a.adjacent = params.pairs == RopePairs::kAdjacent;
     a.step = std::log2(base) * 2.0 / rotary;
@@ -34,8 +38,6 @@ rows::RopeArguments rope_arguments(const RopeParams& params) {
     return a;
 }
 
-}  // namespace
-
 void CudaOps::rope(Exec& ex,
                    const Tensor& x,
                    const Tensor& positions,
@@ -45,22 +47,20 @@ void CudaOps::rope(Exec& ex,
     if (ex.planning() || x.elements() == 0 || params.rotary == 0) return;
     const auto elements = static_cast<double>(x.elements());
     const Timed timed(*this, "rope", 3 * elements, 8 * elements);
-    rows::RopeArguments arguments = rope_arguments(params);
+    rows::RopeArguments arguments;
+    arguments.angles = rows::rope_angles(positions, freq_factors, params);
     arguments.x = x.as<float>();
     arguments.token_stride = x.stride[0];
     arguments.head_stride = x.stride[1];
     arguments.heads = static_cast<int32_t>(x.shape[1]);
-    arguments.positions = positions.as<int32_t>();
-    arguments.axes = positions.rank == 1 ? 1 : 3;
-    arguments.freq_factors = freq_factors.absent() ? nullptr : freq_factors.as<float>();
     // Few tokens are spread over more blocks; the results are the same.
     constexpr int32_t kThreads = 256;
     const bool many = x.rows() >= device_->multiprocessors();
     const int32_t pairs = many ? 16 * kThreads : kThreads;
-    arguments.heads_per_block = std::clamp(pairs / arguments.half, 1, arguments.heads);
+    arguments.heads_per_block = std::clamp(pairs / arguments.angles.half, 1, arguments.heads);
     const auto parts = static_cast<uint32_t>(ceil_div(arguments.heads, arguments.heads_per_block));
     device_->launch("rope", rows::rope_kernel, dim3(static_cast<uint32_t>(x.rows()), parts),
-                    dim3(kThreads), static_cast<size_t>(arguments.half) * sizeof(float2),
+                    dim3(kThreads), static_cast<size_t>(arguments.angles.half) * sizeof(float2),
                     arguments);
 }
 
