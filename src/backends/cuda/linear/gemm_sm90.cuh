@@ -231,9 +231,9 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
     wgmma_wait<0>();
     hopper::release(&shared.empty[ring.before()]);
     if (p.add)
-        hopper::store_tile<Tokens, true>(p, token, feature, OneFactor{outer}, sums);
+        hopper::store_tile<Tokens, true>(p, token, feature, p.bias, OneFactor{outer}, sums);
     else
-        hopper::store_tile<Tokens, false>(p, token, feature, OneFactor{outer}, sums);
+        hopper::store_tile<Tokens, false>(p, token, feature, p.bias, OneFactor{outer}, sums);
 }
 
 template <int Max>

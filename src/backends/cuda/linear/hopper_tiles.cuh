@@ -157,11 +157,13 @@ __device__ __forceinline__ void release(Barrier* empty) {
     if (lane < kBlocks) barrier_arrive_at(empty, lane);
 }
 
-/// Stores this thread's part of a tile; with Add to what is there, which is loaded in batches.
+/// Stores this thread's part of a tile, with a bias or null; with Add to what is there, which is
+/// loaded in batches.
 template <int Tokens, bool Add, class Factors>
 __device__ __forceinline__ void store_tile(const Operands& p,
                                            int64_t token,
                                            int64_t feature,
+                                           const float* own_bias,
                                            const Factors& factors,
                                            const float (&sums)[Tokens / 2]) {
     constexpr int kBatch = 4;
@@ -173,7 +175,7 @@ __device__ __forceinline__ void store_tile(const Operands& p,
     float bias[2] = {-0.0f, -0.0f};  // adds nothing
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-        if (p.bias != nullptr && left_of[half] > 0) bias[half] = p.bias[n + 8 * half];
+        if (own_bias != nullptr && left_of[half] > 0) bias[half] = own_bias[n + 8 * half];
     float* rows_of[2] = {p.out + first * p.out_stride + n, nullptr};
     rows_of[1] = rows_of[0] + p.out_stride;
     const int64_t step = 8 * p.out_stride;
