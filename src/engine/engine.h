@@ -23,7 +23,7 @@ using ProgressFn = std::function<void(std::string_view what, int64_t done, int64
 
 /// `--act`: how activations enter matrix products. kAuto picks the backend's best exact-weight
 /// path.
-enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4 };
+enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4, kFp8 };
 
 inline constexpr int32_t kAllLayers = INT32_MAX;
 

@@ -66,13 +66,17 @@ std::string memory_text(const MemoryCase& c) {
 
 std::string params_of(const LinearCase& c) {
     return fmt::format(
-        "type={},m={},n={},k={},prompt={},bias={},add={},padding={},scale={},magnitude={}",
+        "type={},m={},n={},k={},prompt={},bias={},add={},padding={},scale={},magnitude={}{}",
         dtype_name(c.weight), c.n, c.t, c.k, c.prompt_rows, int{c.bias}, int{c.add}, c.padding,
-        c.outer_scale, c.magnitude);
+        c.outer_scale, c.magnitude, c.spread ? ",spread=1" : "");
 }
 std::string params_of(const FusedCase& c) {
-    return fmt::format("type={},m={},n={},k={},prompt={},glu={},magnitude={}", dtype_name(c.weight),
-                       c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
+    std::string text =
+        fmt::format("type={},m={},n={},k={},prompt={},glu={},magnitude={}", dtype_name(c.weight),
+                    c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
+    if (c.kind == FusedKind::kGluInput || c.kind == FusedKind::kGatedRmsNormInput)
+        text += fmt::format(",head={}", c.head);
+    return text;
 }
 std::string params_of(const NormCase& c) {
     return fmt::format("ne={},padding={},eps={},gain={},inplace={}", extents(c.shape), c.padding,

@@ -26,6 +26,7 @@ struct LinearCase {
     int64_t padding = 0;       ///< floats between two rows of out
     float outer_scale = 1.0f;  ///< second-level scale of the weight
     float magnitude = 1.0f;    ///< activations are uniform in [-magnitude, magnitude]
+    bool spread = false;       ///< rows and blocks of the weight differ by powers of two
 };
 
 enum class FusedKind : uint8_t {
@@ -33,8 +34,8 @@ enum class FusedKind : uint8_t {
     kLinearMany,
     kRmsNormInput,
     kPrepare,
-    kGluInput,          ///< [t, k / 64, 64]
-    kGatedRmsNormInput  ///< [t, k / 64, 64]
+    kGluInput,          ///< [t, k / head, head]
+    kGatedRmsNormInput  ///< [t, k / head, head]
 };
 
 /// Ops with a default body, and prepare; `weight` decides the activation formats that are wanted.
@@ -47,6 +48,7 @@ struct FusedCase {
     int32_t prompt_rows = 0;
     Glu glu = Glu::kSwiGlu;
     float magnitude = 1.0f;
+    int64_t head = 64;
 };
 
 enum class InPlace : uint8_t { kNo, kFirst, kSecond };

@@ -13,7 +13,7 @@ uint8_t bit_of(ActFormat format) {
 }
 
 /// The view that a weight wants.
-const ActView& view_of(const std::array<ActView, 2>& views, uint8_t wants) {
+const ActView& view_of(const ActViews& views, uint8_t wants) {
     for (const ActView& view : views)
         if (!view.values.absent() && (wants & bit_of(view.format)) != 0) return view;
     check(false, "a product's rows lack the format that its weight wants");
@@ -56,6 +56,15 @@ Run gemm_of(DType format) {
         default:
             return nullptr;
     }
+}
+
+/// The product of rows of e4m3, null where there is none.
+Run fp8_gemm_of([[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    if (format == DType::kNVFP4) return run_gemm_sm90_fp8<DType::kNVFP4>;
+    if (format == DType::kMXFP4) return run_gemm_sm90_fp8<DType::kMXFP4>;
+#endif
+    return nullptr;
 }
 
 /// The product on tensor cores of Hopper, null where there is none.
@@ -117,6 +126,11 @@ Product product_of(const ProductCall& call, const ActView& view) {
     p.x_f32 = f32;
     p.x_paired = view.transposed_pairs;
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
+    if (!view.row_scales.absent()) p.x_scales = view.row_scales.as<float>();
+    if (view.format == ActFormat::kFp8) {
+        check(view.transposed_quads && weight.row_factors != nullptr, "a product of e4m3");
+        p.row_factors = weight.row_factors;
+    }
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
     p.out = call.out.as<float>();
     p.out_stride = call.out.stride[0];
@@ -160,11 +174,17 @@ void launch_product(Device& device, const ProductCall& call) {
         p.out += call.first_row * p.out_stride;
         p.out_pairs = p.out_pairs && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(float)) == 0;
     }
-    const bool tensor_cores = prompt && view.format == ActFormat::kBF16;
+    const bool nvfp4 = view.format == ActFormat::kNvfp4;
+    const bool tensor_cores = prompt && (view.format == ActFormat::kBF16 || nvfp4);
     Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
-    if (tensor_cores && call.work == nullptr && p.x_paired && p.x_aligned) {
+    // Rows of nvfp4 are here to be judged, not to be fast.
+    if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned) {
         const Run hopper = hopper_gemm_of(device, call.weight.format);
         if (hopper != nullptr) run = hopper;
+    }
+    if (view.format == ActFormat::kFp8) {
+        check(call.work == nullptr, "grouped products do not take e4m3");
+        run = fp8_gemm_of(call.weight.format);
     }
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
@@ -183,8 +203,9 @@ void CudaOps::linear(Exec& ex,
     if (ex.planning() || x.rows == 0) return;
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows);
     const double products = static_cast<double>(x.rows) * static_cast<double>(weight.rows);
-    const Timed timed(*this, product_label("linear", weight.format),
-                      2 * products * static_cast<double>(x.cols),
+    std::string label = product_label("linear", weight.format);
+    if (weight.row_factors != nullptr && prompt > 0) label.insert(label.size() - 1, ",fp8");
+    const Timed timed(*this, label, 2 * products * static_cast<double>(x.cols),
                       static_cast<double>(matrix_bytes(weight.format, weight.rows, weight.cols)) +
                           4 * products + 2 * static_cast<double>(x.rows * x.cols));
     ProductCall call{.x = x, .weight = weight, .bias = bias, .out = out, .accumulate = accumulate};
