@@ -71,8 +71,11 @@ std::string params_of(const LinearCase& c) {
         c.outer_scale, c.magnitude);
 }
 std::string params_of(const FusedCase& c) {
-    return fmt::format("type={},m={},n={},k={},prompt={},glu={},magnitude={}", dtype_name(c.weight),
-                       c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
+    std::string text =
+        fmt::format("type={},m={},n={},k={},prompt={},glu={},magnitude={}", dtype_name(c.weight),
+                    c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
+    if (c.last) text += fmt::format(",last={}", dtype_name(*c.last));
+    return text;
 }
 std::string params_of(const NormCase& c) {
     return fmt::format("ne={},padding={},eps={},gain={},inplace={}", extents(c.shape), c.padding,
