@@ -76,6 +76,7 @@ std::string params_of(const FusedCase& c) {
                     c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
     if (c.kind == FusedKind::kGluInput || c.kind == FusedKind::kGatedRmsNormInput)
         text += fmt::format(",head={}", c.head);
+    if (c.last) text += fmt::format(",last={}", dtype_name(*c.last));
     return text;
 }
 std::string params_of(const NormCase& c) {

@@ -61,6 +61,11 @@ class CudaOps final : public Ops {
                 const Tensor& bias,
                 const Tensor& out,
                 Accumulate accumulate) override;
+    void linear_many(Exec& ex,
+                     const GemmInput& x,
+                     std::span<const Weight* const> weights,
+                     std::span<const Tensor> biases,
+                     std::span<const Tensor> outs) override;
 
     // ---- rows/ ----
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;
