@@ -102,6 +102,24 @@ Run gemv_of(DType format) {
     }
 }
 
+/// Why prompt rows do without the card's best kernel; empty where they have it. `general`: they run
+/// on the tensor cores of any card.
+std::string_view why_general(const Device& device,
+                             const ProductCall& call,
+                             ActFormat act,
+                             bool general) {
+    if (call.kind != RowKind::kPrompt) return {};
+    const DType format = call.weight.format;
+    if (act == ActFormat::kF32)
+        return format == DType::kF32 ? "f32 weights: no tensor cores"
+                                     : "f32 activations: no tensor cores";
+    if (!general || !TESSERA_SM90A || device.properties().major != 9) return {};
+    if (call.work != nullptr) return "experts: general tensor-core kernel";
+    if (format != DType::kNVFP4 && format != DType::kMXFP4)
+        return "format without a Hopper kernel: general tensor-core kernel";
+    return "activations unpaired or unaligned: general tensor-core kernel";
+}
+
 Product product_of(const ProductCall& call, const ActView& view) {
     const Weight& weight = call.weight;
     const bool f32 = view.format == ActFormat::kF32;
@@ -166,6 +184,11 @@ void launch_product(Device& device, const ProductCall& call) {
         const Run hopper = hopper_gemm_of(device, call.weight.format);
         if (hopper != nullptr) run = hopper;
     }
+    device.note_operands(view.format == ActFormat::kFp8 ? Operands::kFp8
+                         : tensor_cores                 ? Operands::k16Bits
+                                                        : Operands::kF32);
+    device.note_fallback(
+        why_general(device, call, view.format, run == gemm_of(call.weight.format)));
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
