@@ -111,6 +111,25 @@ Run gemv_of(DType format) {
     }
 }
 
+/// Why prompt rows do without the card's best kernel; empty where they have it. `general`: they run
+/// on the tensor cores of any card.
+std::string_view why_general(const Device& device,
+                             const ProductCall& call,
+                             const Product& p,
+                             bool general) {
+    if (call.kind != RowKind::kPrompt) return {};
+    const DType format = call.weight.format;
+    if (p.x_f32)
+        return format == DType::kF32 ? "f32 weights: no tensor cores"
+                                     : "f32 activations: no tensor cores";
+    if (!general || !TESSERA_SM90A || device.properties().major != 9) return {};
+    if (p.x_scales != nullptr) return "nvfp4 activations: general tensor-core kernel";
+    if (call.work != nullptr) return "experts: general tensor-core kernel";
+    if (format != DType::kNVFP4 && format != DType::kMXFP4)
+        return "format without a Hopper kernel: general tensor-core kernel";
+    return "activations unpaired or unaligned: general tensor-core kernel";
+}
+
 }  // namespace
 
 std::string product_label(std::string_view op, DType format, std::string_view kernel) {
@@ -196,6 +215,8 @@ void launch_product(Device& device, const ProductCall& call) {
         check(call.work == nullptr, "grouped products do not take e4m3");
         run = fp8_gemm_of(format);
     }
+    device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
+    device.note_fallback(why_general(device, call, p, run == gemm_of(format)));
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
