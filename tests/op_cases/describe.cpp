@@ -154,7 +154,8 @@ std::string params_of(const DeltaCase& c) {
     constexpr std::string_view kDecays[] = {"weak",       "none", "strong", "vanishing",
                                             "beyond_exp", "wide", "mixed"};
     constexpr std::string_view kBetas[] = {"uniform", "0", "1"};
-    constexpr std::string_view kKeys[] = {"random", "same", "nearly_same", "zero_rows"};
+    constexpr std::string_view kKeys[] = {"random",    "same",  "nearly_same",
+                                          "zero_rows", "alike", "turning"};
     return fmt::format("nk={},nv={},hs_k={},hs_v={},{},decay={},beta={},keys={},padding={}",
                        c.key_heads, c.heads, c.key_size, c.size, memory_text(c.memory),
                        kDecays[static_cast<size_t>(c.decay)], kBetas[static_cast<size_t>(c.beta)],

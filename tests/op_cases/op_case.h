@@ -219,7 +219,14 @@ enum class Decay : uint8_t {
     kMixed       ///< any of these and -infinity
 };
 enum class Beta : uint8_t { kUniform, kZero, kOne };
-enum class Keys : uint8_t { kRandom, kSame, kNearlySame, kZeroRows };
+enum class Keys : uint8_t {
+    kRandom,
+    kSame,
+    kNearlySame,
+    kZeroRows,
+    kAlike,   ///< half of the square of each in one direction
+    kTurning  ///< each like the one before, unlike those far before
+};
 
 struct DeltaCase {
     int64_t key_heads = 2;
