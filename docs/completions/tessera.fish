@@ -93,7 +93,7 @@ complete -c tessera -n '__tessera_command bench' -l isa -r -f -a 'scalar neon av
 complete -c tessera -n '__tessera_command bench' -o ngl -l n-gpu-layers -r -f -d 'layers on the GPU: -1 or many for all, 0 for the CPU'
 complete -c tessera -n '__tessera_command bench' -o o -l output -r -f -a 'md csv json jsonl' -d 'what to print on stdout'
 complete -c tessera -n '__tessera_command bench' -o oe -l output-err -r -f -a 'md csv json jsonl none' -d 'what to print on stderr'
-complete -c tessera -n '__tessera_command bench' -l ops -d 'time, GFLOP/s and GB/s of each op, on stderr'
+complete -c tessera -n '__tessera_command bench' -l ops -d 'where the time goes op by op, beside the device'\''s peak, and every fallback, on stderr'
 complete -c tessera -n '__tessera_command bench' -l progress -d 'show progress on stderr'
 complete -c tessera -n '__tessera_command bench' -o v -l verbose -d 'say what was loaded and how memory is used'
 complete -c tessera -n '__tessera_command perplexity' -l help -d 'show the flags'

@@ -158,7 +158,7 @@ _tessera() {
             '*--output=[what to print on stdout]:FORMAT:(md csv json jsonl)' \
             '*-oe[what to print on stderr]:FORMAT:(md csv json jsonl none)' \
             '*--output-err=[what to print on stderr]:FORMAT:(md csv json jsonl none)' \
-            '*--ops[time, GFLOP/s and GB/s of each op, on stderr]' \
+            '*--ops[where the time goes op by op, beside the device'\''s peak, and every fallback, on stderr]' \
             '*--progress[show progress on stderr]' \
             '*-v[say what was loaded and how memory is used]' \
             '*--verbose[say what was loaded and how memory is used]' ;;

@@ -76,6 +76,7 @@ std::string params_of(const FusedCase& c) {
                     c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
     if (c.kind == FusedKind::kGluInput || c.kind == FusedKind::kGatedRmsNormInput)
         text += fmt::format(",head={}", c.head);
+    if (c.last) text += fmt::format(",last={}", dtype_name(*c.last));
     return text;
 }
 std::string params_of(const NormCase& c) {
@@ -153,7 +154,8 @@ std::string params_of(const DeltaCase& c) {
     constexpr std::string_view kDecays[] = {"weak",       "none", "strong", "vanishing",
                                             "beyond_exp", "wide", "mixed"};
     constexpr std::string_view kBetas[] = {"uniform", "0", "1"};
-    constexpr std::string_view kKeys[] = {"random", "same", "nearly_same", "zero_rows"};
+    constexpr std::string_view kKeys[] = {"random",    "same",  "nearly_same",
+                                          "zero_rows", "alike", "turning"};
     return fmt::format("nk={},nv={},hs_k={},hs_v={},{},decay={},beta={},keys={},padding={}",
                        c.key_heads, c.heads, c.key_size, c.size, memory_text(c.memory),
                        kDecays[static_cast<size_t>(c.decay)], kBetas[static_cast<size_t>(c.beta)],

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -49,6 +50,7 @@ struct FusedCase {
     Glu glu = Glu::kSwiGlu;
     float magnitude = 1.0f;
     int64_t head = 64;
+    std::optional<DType> last{};  ///< kLinearMany: format of the last of the three weights
 };
 
 enum class InPlace : uint8_t { kNo, kFirst, kSecond };
@@ -217,7 +219,14 @@ enum class Decay : uint8_t {
     kMixed       ///< any of these and -infinity
 };
 enum class Beta : uint8_t { kUniform, kZero, kOne };
-enum class Keys : uint8_t { kRandom, kSame, kNearlySame, kZeroRows };
+enum class Keys : uint8_t {
+    kRandom,
+    kSame,
+    kNearlySame,
+    kZeroRows,
+    kAlike,   ///< half of the square of each in one direction
+    kTurning  ///< each like the one before, unlike those far before
+};
 
 struct DeltaCase {
     int64_t key_heads = 2;
@@ -345,7 +354,7 @@ Cost case_cost(const OpCase& op_case);
 /// Appends a case with a seed of its own. Not inline: the lists would take minutes to compile.
 void append(std::vector<OpCase>& cases, Shape shape);
 
-/// What the tests run: about 2,300 cases, edge sizes above all.
+/// What the tests run: about 2,500 cases, edge sizes above all.
 std::vector<OpCase> all_cases();
 /// Sizes of real models for `test-ops perf`.
 std::vector<OpCase> perf_cases();

@@ -13,8 +13,9 @@ void run_many(const FusedCase& shape, const Request& request, const Guarded& x, 
     const int64_t small = (shape.n + 2) / 3;
     const Weight q = request.subject.weight(shape.weight, shape.n, shape.k, 1.0f, 0);
     const Weight k = request.subject.weight(shape.weight, small, shape.k, 0.37f, 1);
-    const Weight v = request.subject.weight(shape.weight, small, shape.k, 1.0f, 2);
-    outputs.wants = q.wants;
+    const Weight v =
+        request.subject.weight(shape.last.value_or(shape.weight), small, shape.k, 1.0f, 2);
+    outputs.wants = q.wants | v.wants;
     Guarded bias("bias", DType::kF32, {small}, 0, Role::kInput);
     bias.fill(random, -1.0f, 1.0f);
     bias.seal();

@@ -172,6 +172,7 @@ CpuOps::Linear::Linear(Isa chosen, const CpuOptions& options)
             "or nvfp4");
     labels.resize(kDTypes);
     expert_labels.resize(kDTypes);
+    multiplied.resize(kDTypes);
     for (int i = 0; i < kDTypes; ++i) {
         const DType format = static_cast<DType>(i);
         const bool tiles = kernels->panels != nullptr && format != DType::kF32;
@@ -180,6 +181,12 @@ CpuOps::Linear::Linear(Isa chosen, const CpuOptions& options)
         const ActFormat act = act_of(format, act_prompt);
         const bool bf16 = act == ActFormat::kBF16 || act == ActFormat::kNvfp4;
         for (size_t prompt = 0; prompt < 2; ++prompt) {
+            const bool int8 =
+                act_of(format, prompt == 1 ? act_prompt : act_generated) == ActFormat::kInt8;
+            multiplied[static_cast<size_t>(i)][prompt] = prompt == 1 && tiles && bf16
+                                                             ? Operands::k16Bits
+                                                         : int8 ? Operands::kInt8
+                                                                : Operands::kF32;
             const Isa runs = prompt == 1 && tiles && bf16 ? isa : rows_isa;
             const std::string kernel = name + std::string(isa_name(runs)) + "]";
             labels[static_cast<size_t>(i)][prompt] = "linear" + kernel;

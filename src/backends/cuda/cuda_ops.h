@@ -41,6 +41,7 @@ class CudaOps final : public Ops {
     void set_op_timing(bool on) override;
     std::vector<OpCount> op_counts() const override;
     void reset_op_counts() override;
+    Ceilings measure_ceilings() override;
 
     // ---- cuda_ops.cu: memory ----
     bool on_host() const override { return false; }
@@ -61,6 +62,11 @@ class CudaOps final : public Ops {
                 const Tensor& bias,
                 const Tensor& out,
                 Accumulate accumulate) override;
+    void linear_many(Exec& ex,
+                     const GemmInput& x,
+                     std::span<const Weight* const> weights,
+                     std::span<const Tensor> biases,
+                     std::span<const Tensor> outs) override;
 
     // ---- rows/ ----
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;
@@ -178,7 +184,8 @@ class CudaOps final : public Ops {
                 std::span<const float> uniforms,
                 const Tensor& ids) override;
 
-    /// Counts a call of an op by name; with timing on, measures it on the device.
+    /// Counts a call of an op by name and by the notes that its launches leave at the device; with
+    /// timing on, measures it on the device.
     class Timed {
       public:
         Timed(CudaOps& ops, std::string_view op, double flops, double bytes);
@@ -188,12 +195,19 @@ class CudaOps final : public Ops {
 
       private:
         CudaOps& ops_;
-        size_t index_;
+        std::string name_;
+        double flops_, bytes_;
+        size_t span_;  ///< of the open measurement
     };
 
   private:
     struct Timing;  ///< events that have not been read yet
     struct Upload;  ///< pinned buffers that weights pass through
+
+    /// The counter of calls of this kind.
+    OpCount& counter(std::string_view name, Operands operands, std::string_view fallback);
+    /// Counts that an op whose kernel does not take these operands is composed of others instead.
+    void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);
 
     CudaOptions options_;
     std::string name_;

@@ -36,7 +36,7 @@ inline std::byte* address(const Tensor& tensor, int64_t offset) {
     return tensor.as<std::byte>() + dtype_bytes(tensor.dtype, offset);
 }
 
-class ReferenceOps final : public Ops {
+class ReferenceOps : public Ops {
   public:
     explicit ReferenceOps(const ReferenceOptions& options) : options_(options) {}
 

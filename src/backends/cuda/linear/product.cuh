@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/linear/formats.cuh"
+#include "backends/cuda/linear/linear.h"
 
 namespace tessera::cuda {
 
@@ -144,6 +146,9 @@ inline int64_t rows_per_matrix(const Product& p) {
     return ceil_div(p.end_pair - p.first_pair, std::max(p.experts, 1));
 }
 
+/// The operands of a call.
+Product product_of(const ProductCall& call);
+
 /// Tiles of 128 rows of the weight by 128 or 32 rows of x, bf16 activations: gemm.cuh.
 template <DType F>
 void run_gemm(Device& device, Product& product);
@@ -158,6 +163,13 @@ void run_gemm_sm90_fp8(Device& device, Product& product);
 template <DType F>
 void find_row_factors(
     Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out);
+/// Plain products of the same prompt rows with narrow weights of one format, up to
+/// kMostNarrow of them in one launch: narrow.cuh.
+inline constexpr size_t kMostNarrow = 4;
+template <DType F>
+void run_narrow(Device& device, std::span<const Product> products);
+/// The same for a format that is known when it runs.
+void launch_narrow(Device& device, DType format, std::span<const Product> products);
 /// Rows of the weight against up to 8 rows of x, sums in f32 of exact weights: gemv.cuh.
 template <DType F>
 void run_gemv(Device& device, Product& product);
