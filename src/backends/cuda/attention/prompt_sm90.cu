@@ -61,13 +61,12 @@ bool attend_wide(Device& device, const PromptArgs& args, int64_t page_count) {
         whole(args.out, args.out_stride);
     if (!fits) return false;
     const auto launch = [&]<PageFormat kFormat>() {
-        constexpr WideTurns kTurns = WideTurns::kScored;
         if (args.head_size == 64)
-            launch_form<WideForm<64, 128, 3, 6, kFormat, kTurns>>(device, args, page_count);
+            launch_form<WideForm<64, 128, 3, 6, kFormat, true>>(device, args, page_count);
         else if (args.head_size == 128)
-            launch_form<WideForm<128, 128, 2, 4, kFormat, kTurns>>(device, args, page_count);
+            launch_form<WideForm<128, 128, 2, 4, kFormat, true>>(device, args, page_count);
         else
-            launch_form<WideForm<256, 64, 2, 2, kFormat, kTurns>>(device, args, page_count);
+            launch_form<WideForm<256, 64, 2, 2, kFormat, false>>(device, args, page_count);
     };
     if (format == PageFormat::kF16)
         launch.operator()<PageFormat::kF16>();

@@ -114,7 +114,8 @@ __device__ __forceinline__ void start_state(const PromptArgs& args,
             column < tile.columns.columns
                 ? args.batch.positions[tile.columns.first_row + column / args.group]
                 : -1;
-        const float factor = Form::kHalf ? shared.factors[row] : args.scale;
+        float factor = Form::kHalf ? shared.factors[row] : args.scale;
+        if constexpr (Form::kCoded) factor *= kCodeUnit;
         state.factor[half] = args.softcap > 0.0f ? factor : __fmul_rn(factor, kLog2E);
         state.largest[half] = -INFINITY;
         state.total[half] = 0.0f;
@@ -332,7 +333,8 @@ __device__ __forceinline__ void write_columns(const PromptArgs& args,
     const int64_t token = tile.columns.first_row + column / args.group;
     const int64_t head = int64_t{tile.kv_head} * args.group + column % args.group;
     float* out = args.out + token * args.out_stride + head * args.head_size;
-    const float inverse = inverse_total(args, head, total, state.largest[kUpper]);
+    float inverse = inverse_total(args, head, total, state.largest[kUpper]);
+    if constexpr (Form::kCoded) inverse *= kCodeUnit;
     // Neighbouring lanes exchange pairs of two groups of eight columns: each has four in a row
     // then.
     const bool odd = lane % 2 != 0;
@@ -383,7 +385,7 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
     Ring<Form::kValueStages> values;
     Ring<2> tiles;
     // The first turn is warpgroup 1's.
-    if (Form::kTurns != WideTurns::kNone && group == 1) named_arrive(4, 2 * kWarpgroup);
+    if (Form::kTurns && group == 1) named_arrive(4, 2 * kWarpgroup);
     for (WideSpan span; next_tile(shared, tiles, span); end_tile(shared, tiles)) {
         const WideTile& tile = shared.tiles[tiles.slot];
         load_wide_queries<Form>(args, tile, group, warp, shared);
@@ -442,18 +444,15 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
         for (int32_t step = span.first_step + 1; step < span.end_step; ++step) {
             barrier_wait(&shared.keys_full[keys.slot], keys.parity);
             wait_values();
-            if constexpr (Form::kTurns != WideTurns::kNone) named_sync(4 + group, 2 * kWarpgroup);
+            if constexpr (Form::kTurns) named_sync(4 + group, 2 * kWarpgroup);
             pin_registers(scores);
             pin_registers(sums);
             wgmma_fence();
             start_scores<Form>(shared, group, step, keys.slot, scores);
             wgmma_commit();
             start_values();
-            if constexpr (Form::kTurns == WideTurns::kIssued)
-                named_arrive(5 - group, 2 * kWarpgroup);
+            if constexpr (Form::kTurns) named_arrive(5 - group, 2 * kWarpgroup);
             wgmma_wait<1>();
-            if constexpr (Form::kTurns == WideTurns::kScored)
-                named_arrive(5 - group, 2 * kWarpgroup);
             pin_registers(scores);
             end_keys();
             const float2 factors = softmax(step);

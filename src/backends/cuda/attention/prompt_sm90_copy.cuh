@@ -19,16 +19,13 @@ constexpr int32_t kWideThreads = 384;  ///< warpgroup 0 copies, 1 and 2 compute
 constexpr int32_t kWarpgroup = 128;
 constexpr int32_t kCleaners = 96;  ///< threads of warpgroup 0 that look at values
 
-/// When a warpgroup lets the other one give products to the tensor cores.
-enum class WideTurns { kNone, kIssued, kScored };
-
 /// A form of the kernel.
 template <int32_t kHead,
           int32_t kStep,
           int32_t kKeys,
           int32_t kValues,
           PageFormat kPageFormat,
-          WideTurns kTurn>
+          bool kInTurns>
 struct WideForm {
     static_assert(kPageFormat == PageFormat::kF16 || kPageFormat == PageFormat::kBF16 ||
                   kPageFormat == PageFormat::kF8);
@@ -36,7 +33,8 @@ struct WideForm {
     static constexpr int32_t kStepKeys = kStep;       ///< 64 or 128
     static constexpr int32_t kKeyStages = kKeys;      ///< steps of keys in shared memory
     static constexpr int32_t kValueStages = kValues;  ///< pages of values in shared memory
-    static constexpr WideTurns kTurns = kTurn;
+    /// The warpgroups give their products to the tensor cores in turns.
+    static constexpr bool kTurns = kInTurns;
     static constexpr bool kHalf = kPageFormat != PageFormat::kBF16;  ///< operands f16, else bf16
     static constexpr bool kCoded = kPageFormat == PageFormat::kF8;   ///< pages are converted
     /// Pages under way to conversion.
@@ -402,6 +400,37 @@ __device__ __forceinline__ void clean_values(const PromptArgs& args, WideShared<
     }
 }
 
+/// What numbers of coded pages are divided by where they are multiplied.
+constexpr float kCodeUnit = 256.0f;
+
+/// Two of a word's codes, divided by kCodeUnit, as f16: fields moved to their places, whose
+/// exponent counts from a power 2^8 lower. The instruction for it (F2FP) takes eight times as long
+/// as these four. NaN is not one here.
+__device__ __forceinline__ uint32_t f16_pair_of_codes(uint32_t word, bool upper) {
+    const uint32_t spread = __byte_perm(word, 0, upper ? 0x4342 : 0x4140);  // a code a half
+    return (spread + (spread & 0x00800080u)) * 128u;
+}
+
+/// Sixteen codes as f16, divided by kCodeUnit.
+__device__ __forceinline__ void f16_of_codes(uint4 codes, uint32_t (&pairs)[8]) {
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+    uint32_t nan = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        nan |= (words[i] & 0x7f7f7f7fu) + 0x01010101u;
+        pairs[2 * i] = f16_pair_of_codes(words[i], false);
+        pairs[2 * i + 1] = f16_pair_of_codes(words[i], true);
+    }
+    if ((nan & 0x80808080u) == 0) return;
+    constexpr uint32_t kNan = 0x7fffu;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+        const uint32_t codes_of_pair = words[i / 2] >> i % 2 * 16;
+        if ((codes_of_pair & 0x7fu) == 0x7fu) pairs[i] |= kNan;
+        if ((codes_of_pair >> 8 & 0x7fu) == 0x7fu) pairs[i] |= kNan << 16;
+    }
+}
+
 /// This warp's part of a page in f16, to `target` on, whose slices are kSliceRows rows apart: every
 /// third column of pieces of 16 elements, a lane taking rows `lane` and `lane + 32`. `clean` is
 /// given a row's number and its elements on the way.
@@ -420,11 +449,8 @@ __device__ __forceinline__ void convert_page(const uint8_t* codes, uint16_t* tar
             raw[i] = *reinterpret_cast<const uint4*>(source + i * 32 * CodeTile<kHeadSize>::kWidth);
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
-            const uint32_t words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
             uint32_t pairs[8];
-#pragma unroll
-            for (uint32_t j = 0; j < 8; ++j)
-                pairs[j] = f16_pair_of_e4m3(static_cast<uint16_t>(words[j / 2] >> j % 2 * 16));
+            f16_of_codes(raw[i], pairs);
             clean(static_cast<int32_t>(lane + 32 * i), pairs);
             const uint32_t place = out + i * 32 * 128;
             store_shared_four(place, pairs[0], pairs[1], pairs[2], pairs[3]);
@@ -448,14 +474,10 @@ struct WideConversions {
         barrier_wait(&shared.codes_full[codes.slot], codes.parity);
         return shared.codes + codes.slot * CodeTile<Form::kHeadSize>::kBytes;
     }
-    /// The warp is through with a page of codes, and with what `full` stands for if not null.
-    __device__ __forceinline__ void finish(Barrier* full) {
-        fence_async_proxy();
+    /// The warp has read a page of codes.
+    __device__ __forceinline__ void end_codes() {
         __syncwarp();
-        if (leader) {
-            barrier_arrive(&shared.codes_empty[codes.slot]);
-            if (full != nullptr) barrier_arrive(full);
-        }
+        if (leader) barrier_arrive(&shared.codes_empty[codes.slot]);
         codes.next();
     }
     __device__ __forceinline__ void convert_keys() {
@@ -465,56 +487,70 @@ struct WideConversions {
             convert_page<Form::kHeadSize, Form::kStepKeys>(
                 wait_codes(), shared.keys[keys.slot][0] + p * kPageTokens * 64,
                 [](int32_t, const uint32_t(&)[8]) {});
-            finish(p + 1 == Form::kPages ? &shared.keys_full[keys.slot] : nullptr);
+            end_codes();
         }
+        fence_async_proxy();
+        __syncwarp();
+        if (leader) barrier_arrive(&shared.keys_full[keys.slot]);
         keys.next();
     }
-    __device__ __forceinline__ void convert_values(const WideSpan& tile, int32_t first_key) {
-        const int32_t slot = values.slot;
-        barrier_wait(&shared.values_empty[slot], values.parity ^ 1u);
-        const uint8_t* source = wait_codes();
-        uint16_t* target = shared.values[slot][0];
-        if (!tile.masks(first_key, kPageTokens, args.window)) {
-            convert_page<Form::kHeadSize, kPageTokens>(source, target,
-                                                       [](int32_t, const uint32_t(&)[8]) {});
-        } else {
-            const auto thread = static_cast<int32_t>(threadIdx.x) - 32;
-            if (thread < 2) shared.not_finite[slot][thread] = 0;
-            named_sync(1, kCleaners);
-            const int32_t begin = args.window > 0 ? tile.lowest - args.window + 1 - first_key : 0;
-            const int32_t end = tile.highest + 1 - first_key;
-            convert_page<Form::kHeadSize, kPageTokens>(
-                source, target, [&](int32_t row, uint32_t(&pairs)[8]) {
-                    const bool unseen = row < begin || row >= end;
-                    uint32_t any = 0;
-#pragma unroll
-                    for (int32_t i = 0; i < 8; ++i) {
-                        const uint32_t bad = not_finite_pair<true>(pairs[i]);
-                        pairs[i] = unseen ? 0 : pairs[i] & ~bad;
-                        any |= bad;
-                    }
-                    if (any != 0 && !unseen)
-                        atomicOr(&shared.not_finite[slot][row / 32], 1u << row % 32);
-                });
+    /// The values of a step.
+    __device__ __forceinline__ void convert_values(const WideSpan& span, int32_t step) {
+        auto turn = values;
+#pragma unroll 1
+        for (int32_t p = 0; p < Form::kPages; ++p) {
+            barrier_wait(&shared.values_empty[turn.slot], turn.parity ^ 1u);
+            const int32_t first_key = (step * Form::kPages + p) * kPageTokens;
+            if (span.masks(first_key, kPageTokens, args.window))
+                convert_masked(span, first_key, turn.slot);
+            else
+                convert_page<Form::kHeadSize, kPageTokens>(wait_codes(),
+                                                           shared.values[turn.slot][0],
+                                                           [](int32_t, const uint32_t(&)[8]) {});
+            end_codes();
+            turn.next();
         }
-        finish(&shared.values_full[slot]);
-        values.next();
+        fence_async_proxy();
+        __syncwarp();
+#pragma unroll
+        for (int32_t p = 0; p < Form::kPages; ++p) {
+            if (leader) barrier_arrive(&shared.values_full[values.slot]);
+            values.next();
+        }
+    }
+    __device__ __forceinline__ void convert_masked(const WideSpan& span,
+                                                   int32_t first_key,
+                                                   int32_t slot) {
+        const auto thread = static_cast<int32_t>(threadIdx.x) - 32;
+        if (thread < 2) shared.not_finite[slot][thread] = 0;
+        named_sync(1, kCleaners);
+        const int32_t begin = args.window > 0 ? span.lowest - args.window + 1 - first_key : 0;
+        const int32_t end = span.highest + 1 - first_key;
+        convert_page<Form::kHeadSize, kPageTokens>(
+            wait_codes(), shared.values[slot][0], [&](int32_t row, uint32_t(&pairs)[8]) {
+                const bool unseen = row < begin || row >= end;
+                uint32_t any = 0;
+#pragma unroll
+                for (int32_t i = 0; i < 8; ++i) {
+                    const uint32_t bad = not_finite_pair<true>(pairs[i]);
+                    pairs[i] = unseen ? 0 : pairs[i] & ~bad;
+                    any |= bad;
+                }
+                if (any != 0 && !unseen)
+                    atomicOr(&shared.not_finite[slot][row / 32], 1u << row % 32);
+            });
     }
 };
 
 template <class Form>
 __device__ __forceinline__ void convert_pages(const PromptArgs& args, WideShared<Form>& shared) {
-    constexpr int32_t kPages = Form::kPages;
     WideConversions<Form> turn{.args = args, .shared = shared, .leader = threadIdx.x % 32 == 0};
     Ring<2> tiles;
-    for (WideSpan tile; next_tile(shared, tiles, tile); end_tile(shared, tiles)) {
+    for (WideSpan span; next_tile(shared, tiles, span); end_tile(shared, tiles)) {
 #pragma unroll 1
-        for (int32_t step = tile.first_step; step <= tile.end_step; ++step) {
-            if (step < tile.end_step) turn.convert_keys();
-            if (step == tile.first_step) continue;
-#pragma unroll 1
-            for (int32_t p = 0; p < kPages; ++p)
-                turn.convert_values(tile, ((step - 1) * kPages + p) * kPageTokens);
+        for (int32_t step = span.first_step; step <= span.end_step; ++step) {
+            if (step < span.end_step) turn.convert_keys();
+            if (step > span.first_step) turn.convert_values(span, step - 1);
         }
     }
 }
