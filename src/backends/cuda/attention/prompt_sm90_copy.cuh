@@ -411,8 +411,9 @@ __device__ __forceinline__ uint32_t f16_pair_of_codes(uint32_t word, bool upper)
     return (spread + (spread & 0x00800080u)) * 128u;
 }
 
-/// Sixteen codes as f16, divided by kCodeUnit.
-__device__ __forceinline__ void f16_of_codes(uint4 codes, uint32_t (&pairs)[8]) {
+/// Sixteen codes as f16, divided by kCodeUnit. Returns bits 7, 15, 23 and 31 of which one is set if
+/// a code stands for NaN.
+__device__ __forceinline__ uint32_t f16_of_codes(uint4 codes, uint32_t (&pairs)[8]) {
     const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
     uint32_t nan = 0;
 #pragma unroll
@@ -421,23 +422,32 @@ __device__ __forceinline__ void f16_of_codes(uint4 codes, uint32_t (&pairs)[8]) 
         pairs[2 * i] = f16_pair_of_codes(words[i], false);
         pairs[2 * i + 1] = f16_pair_of_codes(words[i], true);
     }
-    if ((nan & 0x80808080u) == 0) return;
+    return nan;
+}
+
+/// NaN where the codes say so.
+__device__ __forceinline__ void set_nan(uint4 codes, uint32_t (&pairs)[8]) {
     constexpr uint32_t kNan = 0x7fffu;
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) {
-        const uint32_t codes_of_pair = words[i / 2] >> i % 2 * 16;
-        if ((codes_of_pair & 0x7fu) == 0x7fu) pairs[i] |= kNan;
-        if ((codes_of_pair >> 8 & 0x7fu) == 0x7fu) pairs[i] |= kNan << 16;
+        const uint32_t two = words[i / 2] >> i % 2 * 16;
+        if ((two & 0x7fu) == 0x7fu) pairs[i] |= kNan;
+        if ((two >> 8 & 0x7fu) == 0x7fu) pairs[i] |= kNan << 16;
     }
 }
 
 /// This warp's part of a page in f16, to `target` on, whose slices are kSliceRows rows apart: every
 /// third column of pieces of 16 elements, a lane taking rows `lane` and `lane + 32`. `clean` is
-/// given a row's number and its elements on the way.
+/// given a row's number, its codes and its elements on the way. Returns the marks of
+/// f16_of_codes().
 template <int32_t kHeadSize, uint32_t kSliceRows, class Clean>
-__device__ __forceinline__ void convert_page(const uint8_t* codes, uint16_t* target, Clean clean) {
+__device__ __forceinline__ uint32_t convert_page(const uint8_t* codes,
+                                                 uint16_t* target,
+                                                 Clean clean) {
     static_assert(kPageTokens == 64);
     const uint32_t lane = threadIdx.x % 32;
+    uint32_t nan = 0;
 #pragma unroll 1
     for (uint32_t piece = threadIdx.x / 32 - 1; piece < kHeadSize / 16; piece += kCleaners / 32) {
         const uint8_t* source = codes + CodeTile<kHeadSize>::place(lane, piece);
@@ -450,13 +460,25 @@ __device__ __forceinline__ void convert_page(const uint8_t* codes, uint16_t* tar
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
             uint32_t pairs[8];
-            f16_of_codes(raw[i], pairs);
-            clean(static_cast<int32_t>(lane + 32 * i), pairs);
+            nan |= f16_of_codes(raw[i], pairs);
+            clean(static_cast<int32_t>(lane + 32 * i), raw[i], pairs);
             const uint32_t place = out + i * 32 * 128;
             store_shared_four(place, pairs[0], pairs[1], pairs[2], pairs[3]);
             store_shared_four(place ^ 16u, pairs[4], pairs[5], pairs[6], pairs[7]);
         }
     }
+    return nan;
+}
+
+/// The same of a page that all columns see: NaN as it stands.
+template <int32_t kHeadSize, uint32_t kSliceRows>
+__device__ __forceinline__ void convert_whole_page(const uint8_t* codes, uint16_t* target) {
+    const uint32_t nan = convert_page<kHeadSize, kSliceRows>(
+        codes, target, [](int32_t, uint4, const uint32_t(&)[8]) {});
+    // Seldom: once more, with more care.
+    if ((nan & 0x80808080u) != 0)
+        convert_page<kHeadSize, kSliceRows>(
+            codes, target, [](int32_t, uint4 raw, uint32_t(&pairs)[8]) { set_nan(raw, pairs); });
 }
 
 /// Warps 1 to 3, for pages of 8-bit floats: keys and values in f16 to where the others multiply
@@ -484,9 +506,8 @@ struct WideConversions {
         barrier_wait(&shared.keys_empty[keys.slot], keys.parity ^ 1u);
 #pragma unroll 1
         for (int32_t p = 0; p < Form::kPages; ++p) {
-            convert_page<Form::kHeadSize, Form::kStepKeys>(
-                wait_codes(), shared.keys[keys.slot][0] + p * kPageTokens * 64,
-                [](int32_t, const uint32_t(&)[8]) {});
+            convert_whole_page<Form::kHeadSize, Form::kStepKeys>(
+                wait_codes(), shared.keys[keys.slot][0] + p * kPageTokens * 64);
             end_codes();
         }
         fence_async_proxy();
@@ -504,9 +525,8 @@ struct WideConversions {
             if (span.masks(first_key, kPageTokens, args.window))
                 convert_masked(span, first_key, turn.slot);
             else
-                convert_page<Form::kHeadSize, kPageTokens>(wait_codes(),
-                                                           shared.values[turn.slot][0],
-                                                           [](int32_t, const uint32_t(&)[8]) {});
+                convert_whole_page<Form::kHeadSize, kPageTokens>(wait_codes(),
+                                                                 shared.values[turn.slot][0]);
             end_codes();
             turn.next();
         }
@@ -527,7 +547,8 @@ struct WideConversions {
         const int32_t begin = args.window > 0 ? span.lowest - args.window + 1 - first_key : 0;
         const int32_t end = span.highest + 1 - first_key;
         convert_page<Form::kHeadSize, kPageTokens>(
-            wait_codes(), shared.values[slot][0], [&](int32_t row, uint32_t(&pairs)[8]) {
+            wait_codes(), shared.values[slot][0], [&](int32_t row, uint4 raw, uint32_t(&pairs)[8]) {
+                set_nan(raw, pairs);
                 const bool unseen = row < begin || row >= end;
                 uint32_t any = 0;
 #pragma unroll
