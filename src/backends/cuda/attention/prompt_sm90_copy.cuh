@@ -450,13 +450,13 @@ __device__ __forceinline__ uint32_t convert_page(const uint8_t* codes,
     uint32_t nan = 0;
 #pragma unroll 1
     for (uint32_t piece = threadIdx.x / 32 - 1; piece < kHeadSize / 16; piece += kCleaners / 32) {
-        const uint8_t* source = codes + CodeTile<kHeadSize>::place(lane, piece);
+        const uint32_t source = shared_address(codes + CodeTile<kHeadSize>::place(lane, piece));
         const uint32_t out = shared_address(target + (piece / 4 * kSliceRows + lane) * 64 +
                                             (piece % 4 * 2 ^ lane % 8) * 8);
         uint4 raw[2];
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i)
-            raw[i] = *reinterpret_cast<const uint4*>(source + i * 32 * CodeTile<kHeadSize>::kWidth);
+            raw[i] = load_shared_four(source + i * 32 * CodeTile<kHeadSize>::kWidth);
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
             uint32_t pairs[8];
