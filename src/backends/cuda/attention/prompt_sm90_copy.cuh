@@ -404,8 +404,8 @@ __device__ __forceinline__ void clean_values(const PromptArgs& args, WideShared<
 constexpr float kCodeUnit = 256.0f;
 
 /// Two of a word's codes, divided by kCodeUnit, as f16: fields moved to their places, whose
-/// exponent counts from a power 2^8 lower. The instruction for it (F2FP) takes eight times as long
-/// as these four. NaN is not one here.
+/// exponent counts from a power 2^8 lower. The kernel takes 12% longer with the instruction for it
+/// (F2FP). NaN is not one here.
 __device__ __forceinline__ uint32_t f16_pair_of_codes(uint32_t word, bool upper) {
     const uint32_t spread = __byte_perm(word, 0, upper ? 0x4342 : 0x4140);  // a code a half
     return (spread + (spread & 0x00800080u)) * 128u;
