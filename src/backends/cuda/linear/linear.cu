@@ -69,6 +69,16 @@ Run hopper_gemm_of([[maybe_unused]] const Device& device, [[maybe_unused]] DType
     return nullptr;
 }
 
+/// Whether products run in gemm_decoded_sm90.cuh.
+bool decodes_apart([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    return device.properties().major == 9 && gemm_of(format) != nullptr &&
+           hopper_gemm_of(device, format) == nullptr;
+#else
+    return false;
+#endif
+}
+
 Run gemv_of(DType format) {
     switch (format) {
         case DType::kF32:
@@ -159,7 +169,8 @@ Product product_of(const ProductCall& call) {
 }
 
 bool is_narrow(const Device& device, const Weight& weight) {
-    const bool special = hopper_gemm_of(device, weight.format) != nullptr;
+    const bool special =
+        hopper_gemm_of(device, weight.format) != nullptr || decodes_apart(device, weight.format);
     return weight.experts == 1 && weight.rows <= (special ? 128 : 256) &&
            weight.cols % kUnit == 0 && (weight.wants.prompt & bit_of(ActFormat::kBF16)) != 0;
 }
@@ -175,6 +186,10 @@ void launch_product(Device& device, const ProductCall& call) {
         const Run hopper = hopper_gemm_of(device, format);
         if (hopper != nullptr) run = hopper;
     }
+#if TESSERA_SM90A
+    if (tensor_cores && call.work == nullptr && p.x_aligned && decodes_apart(device, format))
+        return run_decoded_sm90(device, format, p);
+#endif
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);

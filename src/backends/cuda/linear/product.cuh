@@ -154,6 +154,9 @@ void run_gemm(Device& device, Product& product);
 /// transposed: gemm_sm90.cuh.
 template <DType F>
 void run_gemm_sm90(Device& device, Product& product);
+/// The same on Hopper for plain products of all other formats but F32, rows of x aligned:
+/// gemm_decoded_sm90.cuh.
+void run_decoded_sm90(Device& device, DType format, const Product& product);
 /// Plain products of the same prompt rows with narrow weights of one format, up to
 /// kMostNarrow of them in one launch: narrow.cuh.
 inline constexpr size_t kMostNarrow = 4;
