@@ -150,6 +150,36 @@ void magnitude_sweep(std::vector<OpCase>& cases) {
                             .magnitude = magnitude});
 }
 
+/// FP4 weights whose scales lie far apart, subnormal ones among them: a factor of a row or a place
+/// in a table of scales that is out of range shows here. Rows of zeros beside them.
+void spread_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        for (const int64_t k : {64, 320, 1088})
+            for (const int32_t t : {1, 70, 300})
+                add(cases, {.weight = format,
+                            .n = k == 320 ? 257 : 129,
+                            .k = k,
+                            .t = t,
+                            .prompt_rows = t == 1 ? 0 : t - t / 100,
+                            .bias = t == 70,
+                            .add = k == 64,
+                            .padding = k == 1088 ? 3 : 0,
+                            .outer_scale = 0.37f,
+                            .spread = true});
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        add(cases, {.weight = format, .n = 40, .k = 192, .t = 5, .prompt_rows = 3, .magnitude = 0});
+    // More columns than a tensor core sums in one go, and a last chunk that ends early.
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        for (const bool accumulate : {false, true})
+            add(cases, {.weight = format,
+                        .n = 24,
+                        .k = format == DType::kNVFP4 ? 17728 : 12320,
+                        .t = 9,
+                        .prompt_rows = 8,
+                        .bias = true,
+                        .add = accumulate});
+}
+
 void fused_sweep(std::vector<OpCase>& cases) {
     const auto add_fused = [&](const FusedCase& shape) { append(cases, shape); };
     for (const DType format : kFormats) {
@@ -187,6 +217,11 @@ void fused_sweep(std::vector<OpCase>& cases) {
                                    .prompt_rows = t > 1 ? t - 2 : 0,
                                    .glu = kind,
                                    .magnitude = 8.0f});
+    // Rows longer than a block keeps in registers.
+    for (const FusedKind fused :
+         {FusedKind::kPrepare, FusedKind::kRmsNormInput, FusedKind::kGluInput})
+        add_fused(
+            {.kind = fused, .weight = DType::kNVFP4, .n = 8, .k = 20736, .t = 3, .prompt_rows = 2});
     for (const FusedKind fused : {FusedKind::kPrepare, FusedKind::kRmsNormInput})
         for (const DType format : {DType::kF32, DType::kNVFP4, DType::kQ4_0})
             for (const float magnitude : {1e-30f, 2689.0f, 6e4f, 0.0f})
@@ -217,6 +252,7 @@ void add_linear_cases(std::vector<OpCase>& cases) {
     narrow_sweep(cases);
     mixed_sweep(cases);
     magnitude_sweep(cases);
+    spread_sweep(cases);
     fused_sweep(cases);
 }
 

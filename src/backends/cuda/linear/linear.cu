@@ -13,7 +13,7 @@ uint8_t bit_of(ActFormat format) {
 }
 
 /// The view that a weight wants.
-const ActView& view_of(const std::array<ActView, 2>& views, uint8_t wants) {
+const ActView& view_of(const ActViews& views, uint8_t wants) {
     for (const ActView& view : views)
         if (!view.values.absent() && (wants & bit_of(view.format)) != 0) return view;
     check(false, "a product's rows lack the format that its weight wants");
@@ -56,6 +56,15 @@ Run gemm_of(DType format) {
         default:
             return nullptr;
     }
+}
+
+/// The product of rows of e4m3, null where there is none.
+Run fp8_gemm_of([[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    if (format == DType::kNVFP4) return run_gemm_sm90_fp8<DType::kNVFP4>;
+    if (format == DType::kMXFP4) return run_gemm_sm90_fp8<DType::kMXFP4>;
+#endif
+    return nullptr;
 }
 
 /// The product on tensor cores of Hopper, null where there is none.
@@ -112,6 +121,23 @@ Run gemv_of(DType format) {
     }
 }
 
+/// Why prompt rows do without the card's best kernel; empty where they have it. `general`: they run
+/// on the tensor cores of any card.
+std::string_view why_general(const Device& device,
+                             const ProductCall& call,
+                             const Product& p,
+                             bool general) {
+    if (call.kind != RowKind::kPrompt) return {};
+    const DType format = call.weight.format;
+    if (p.x_f32)
+        return format == DType::kF32 ? "f32 weights: no tensor cores"
+                                     : "f32 activations: no tensor cores";
+    if (!general || !TESSERA_SM90A || device.properties().major != 9) return {};
+    if (p.x_scales != nullptr) return "nvfp4 activations: general tensor-core kernel";
+    if (call.work != nullptr) return "experts: general tensor-core kernel";
+    return "activations unpaired or unaligned: general tensor-core kernel";
+}
+
 }  // namespace
 
 std::string product_label(std::string_view op, DType format, std::string_view kernel) {
@@ -143,6 +169,11 @@ Product product_of(const ProductCall& call) {
     p.x_f32 = f32;
     p.x_paired = view.transposed_pairs;
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
+    if (!view.row_scales.absent()) p.x_scales = view.row_scales.as<float>();
+    if (view.format == ActFormat::kFp8) {
+        check(view.transposed_quads && weight.row_factors != nullptr, "a product of e4m3");
+        p.row_factors = weight.row_factors;
+    }
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
     p.out = call.out.as<float>();
     p.out_stride = call.out.stride[0];
@@ -178,18 +209,27 @@ bool is_narrow(const Device& device, const Weight& weight) {
 void launch_product(Device& device, const ProductCall& call) {
     Product p = product_of(call);
     const DType format = call.weight.format;
-    const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32;
+    const bool e4m3 = p.row_factors != nullptr;
+    const bool nvfp4 = p.x_scales != nullptr && !e4m3;
+    const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
+    device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
     if (tensor_cores && call.work == nullptr && is_narrow(device, call.weight))
         return launch_narrow(device, format, {&p, 1});
-    Run run = tensor_cores ? gemm_of(format) : gemv_of(format);
-    if (tensor_cores && call.work == nullptr && p.x_paired && p.x_aligned) {
-        const Run hopper = hopper_gemm_of(device, format);
-        if (hopper != nullptr) run = hopper;
-    }
 #if TESSERA_SM90A
     if (tensor_cores && call.work == nullptr && p.x_aligned && decodes_apart(device, format))
         return run_decoded_sm90(device, format, p);
 #endif
+    Run run = tensor_cores ? gemm_of(format) : gemv_of(format);
+    // Rows of nvfp4 are here to be judged, not to be fast.
+    if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned) {
+        const Run hopper = hopper_gemm_of(device, format);
+        if (hopper != nullptr) run = hopper;
+    }
+    if (e4m3) {
+        check(call.work == nullptr, "grouped products do not take e4m3");
+        run = fp8_gemm_of(format);
+    }
+    device.note_fallback(why_general(device, call, p, run == gemm_of(format)));
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
@@ -215,7 +255,12 @@ void CudaOps::linear(Exec& ex,
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows);
     const bool narrow = prompt > 0 && is_narrow(*device_, weight);
     const ProductCost cost = product_cost(x.rows, weight);
-    const Timed timed(*this, product_label("linear", weight.format, narrow ? "narrow" : ""),
+    const bool e4m3 = prompt > 0 && weight.row_factors != nullptr;
+    const Timed timed(*this,
+                      product_label("linear", weight.format,
+                                    narrow ? "narrow"
+                                    : e4m3 ? "fp8"
+                                           : ""),
                       cost.flops, cost.bytes);
     ProductCall call{.x = x, .weight = weight, .bias = bias, .out = out, .accumulate = accumulate};
     if (prompt > 0) {

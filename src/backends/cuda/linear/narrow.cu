@@ -9,6 +9,7 @@
 namespace tessera::cuda {
 
 void launch_narrow(Device& device, DType format, std::span<const Product> products) {
+    device.note_operands(Operands::k16Bits);
     switch (format) {
         case DType::kF16:
             return run_narrow<DType::kF16>(device, products);

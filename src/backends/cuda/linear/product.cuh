@@ -29,9 +29,11 @@ struct Product {
 
     const void* x;  ///< row 0 of the view
     int64_t x_stride;
-    bool x_f32;      ///< else bf16
-    bool x_aligned;  ///< every row starts at a multiple of 16 bytes
-    bool x_paired;   ///< ActView::transposed_pairs
+    bool x_f32;                ///< else bf16
+    bool x_aligned;            ///< every row starts at a multiple of 16 bytes
+    bool x_paired;             ///< ActView::transposed_pairs
+    const float* x_scales;     ///< e4m3 and nvfp4: per row of the view, else null
+    const float* row_factors;  ///< of the weight, where x is e4m3
 
     const float* bias;  ///< [n] or null
     float* out;
@@ -157,6 +159,13 @@ void run_gemm_sm90(Device& device, Product& product);
 /// The same on Hopper for plain products of all other formats but F32, rows of x aligned:
 /// gemm_decoded_sm90.cuh.
 void run_decoded_sm90(Device& device, DType format, const Product& product);
+/// The same for plain products whose x is e4m3 with transposed quads: gemm_sm90_fp8.cuh.
+template <DType F>
+void run_gemm_sm90_fp8(Device& device, Product& product);
+/// What that wants of a weight of `rows` rows, once: out[rows], powers of two.
+template <DType F>
+void find_row_factors(
+    Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out);
 /// Plain products of the same prompt rows with narrow weights of one format, up to
 /// kMostNarrow of them in one launch: narrow.cuh.
 inline constexpr size_t kMostNarrow = 4;
