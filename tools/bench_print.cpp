@@ -35,6 +35,8 @@ std::string_view act_name(ActPolicy act) {
             return "int8";
         case ActPolicy::kNvfp4:
             return "nvfp4";
+        case ActPolicy::kFp8:
+            return "fp8";
     }
     return "?";
 }

@@ -189,9 +189,9 @@ class Ops {
     virtual std::unique_ptr<Recording> record(const std::function<void()>& work);
     /// Bytes that `upload` will take for this weight (data pointer not read).
     virtual int64_t upload_bytes(const HostWeight& weight) const = 0;
-    /// Activation formats that a weight of this format will want: what `upload` sets, known
-    /// beforehand for planning.
-    virtual ActWants wants(DType weight_format) const = 0;
+    /// Activation formats that a weight of this format, one of `experts` matrices that lie
+    /// together, will want: what `upload` sets, known beforehand for planning.
+    virtual ActWants wants(DType weight_format, int32_t experts) const = 0;
     /// Repacks a weight into this backend's layout; the source may go away afterwards. Every DType
     /// that `dequantize_row` reads is accepted.
     virtual Weight upload(const HostWeight& weight) = 0;
@@ -205,7 +205,9 @@ class Ops {
     virtual GemmInput prepare(Exec& ex, const Tensor& x, ActWants wants) = 0;
 
     /// out[t, n] = outer_scale * sum_k x[t, k] W[n, k] (+ bias[n]) (+ out[t, n] if kAdd), summed in
-    /// f32 or better. bias F32 [N] or absent. out [T, N], row stride free.
+    /// f32 or better. bias F32 [N] or absent. out [T, N], row stride free. Rows of kFp8 may meet
+    /// weights rounded to e4m3 times a power of two per row n that keeps the row within e4m3, and
+    /// sums that are off by up to a tenth of what that rounding costs.
     virtual void linear(Exec& ex,
                         const GemmInput& x,
                         const Weight& weight,

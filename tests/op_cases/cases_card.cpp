@@ -18,6 +18,24 @@ void product_cases(std::vector<OpCase>& cases) {
                                      .prompt_rows = t > 4 ? t : 0});
 }
 
+/// Gates of the delta net, a router: few features.
+void narrow_cases(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kQ8_0, DType::kBF16, DType::kNVFP4})
+        for (const int32_t t : {128, 512, 2048})
+            append(cases,
+                   LinearCase{.weight = format, .n = 48, .k = 5120, .t = t, .prompt_rows = t});
+    append(cases, FusedCase{.kind = FusedKind::kLinearMany,
+                            .weight = DType::kQ8_0,
+                            .n = 48,
+                            .k = 5120,
+                            .t = 2048,
+                            .prompt_rows = 2048});
+    for (const int64_t n : {128, 256})
+        append(
+            cases,
+            LinearCase{.weight = DType::kBF16, .n = n, .k = 2048, .t = 2048, .prompt_rows = 2048});
+}
+
 void attention_cases(std::vector<OpCase>& cases) {
     struct Heads {
         int64_t size;
@@ -48,6 +66,7 @@ void delta_cases(std::vector<OpCase>& cases) {
 
 void add_card_perf_cases(std::vector<OpCase>& cases) {
     product_cases(cases);
+    narrow_cases(cases);
     attention_cases(cases);
     delta_cases(cases);
 }

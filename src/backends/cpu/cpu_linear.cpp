@@ -121,17 +121,13 @@ struct RoundRows {
     }
 };
 
-void allocate_views(Exec& ex,
-                    int64_t rows,
-                    int64_t cols,
-                    uint8_t wants,
-                    bool skip_f32,
-                    std::array<ActView, 2>& views) {
+void allocate_views(
+    Exec& ex, int64_t rows, int64_t cols, uint8_t wants, bool skip_f32, ActViews& views) {
     size_t count = 0;
     for (const ActFormat format :
          {ActFormat::kF32, ActFormat::kBF16, ActFormat::kInt8, ActFormat::kNvfp4}) {
         if ((wants & bit_of(format)) == 0) continue;
-        check(count < views.size(), "an activation in more than two formats at once");
+        check(count < views.size(), "an activation in more formats than a view each");
         ActView& view = views[count++];
         view.format = format;
         if (format == ActFormat::kF32) {
@@ -170,7 +166,10 @@ CpuOps::Linear::Linear(Isa chosen, const CpuOptions& options)
       act_prompt(options.act_auto ? default_prompt(chosen) : options.act_prompt),
       act_generated(options.act_auto ? default_generated(chosen) : options.act_generated) {
     if (act_prompt == ActFormat::kFp8 || act_generated == ActFormat::kFp8)
-        throw UserError(ExitCode::kUsage, "fp8 activations: not on the CPU backend");
+        throw UserError(
+            ExitCode::kUsage,
+            "--act fp8 needs a Hopper card (H100, H200); the CPU takes auto, f32, bf16, int8 "
+            "or nvfp4");
     labels.resize(kDTypes);
     expert_labels.resize(kDTypes);
     multiplied.resize(kDTypes);

@@ -186,7 +186,7 @@ void run_rows(Exec& ex, const Product& product) {
     });
 }
 
-const ActView& find_view(const std::array<ActView, 2>& views, uint8_t wants) {
+const ActView& find_view(const ActViews& views, uint8_t wants) {
     for (const ActView& view : views)
         if (!view.values.absent() && (wants >> static_cast<unsigned>(view.format) & 1u) != 0)
             return view;

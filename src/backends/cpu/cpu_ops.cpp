@@ -221,7 +221,7 @@ void CpuOps::reset_op_counts() {
     counts_.clear();
 }
 
-ActWants CpuOps::wants(DType weight_format) const {
+ActWants CpuOps::wants(DType weight_format, int32_t /*experts*/) const {
     return linear_->wants(weight_format);
 }
 

@@ -52,7 +52,7 @@ class CpuOps final : public Ops {
     std::byte* allocate(size_t bytes) override;
 
     int64_t upload_bytes(const HostWeight& weight) const override;
-    ActWants wants(DType weight_format) const override;
+    ActWants wants(DType weight_format, int32_t experts) const override;
     Weight upload(const HostWeight& weight) override;
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;
     GemmInput prepare(Exec& ex, const Tensor& x, ActWants wants) override;

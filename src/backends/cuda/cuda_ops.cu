@@ -65,6 +65,11 @@ CudaOps::CudaOps(const CudaOptions& options)
       clamped_(reinterpret_cast<uint32_t*>(device_->allocate(sizeof(uint32_t)))) {
     check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(uint32_t), device_->stream()),
                "clearing a counter");
+    const cudaDeviceProp& card = device_->properties();
+    if (options.act_prompt == ActFormat::kFp8 && (!TESSERA_SM90A || card.major != 9))
+        throw UserError(ExitCode::kUsage,
+                        text("--act fp8 needs a Hopper card (H100, H200) and a build for sm_90a; ",
+                             card.name, " takes auto, bf16 or f32 here"));
 }
 
 CudaOps::~CudaOps() = default;
@@ -76,8 +81,8 @@ std::string CudaOps::description() const {
 }
 
 std::vector<std::string_view> CudaOps::overrides() const {
-    return {"rms_norm_input", "glu_input", "gated_rms_norm_input", "qk_norm_rope_store",
-            "delta_net_input"};
+    return {"linear_many",          "rms_norm_input",     "glu_input",
+            "gated_rms_norm_input", "qk_norm_rope_store", "delta_net_input"};
 }
 
 void CudaOps::set_op_timing(bool on) {

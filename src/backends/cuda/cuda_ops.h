@@ -20,7 +20,8 @@ class Device;  // device.cuh
 struct CudaOptions {
     int32_t device = 0;  ///< as CUDA_VISIBLE_DEVICES numbers them
     /// Formats of the activations of prompt rows and generated rows before a quantized or 16-bit
-    /// weight: kF32 or kBF16. F32 weights take f32 activations always.
+    /// weight: kF32 or kBF16; for prompt rows on Hopper kFp8, which NVFP4 and MXFP4 matrices take,
+    /// others then take bf16. F32 weights take f32 activations always.
     ActFormat act_prompt = ActFormat::kBF16;
     ActFormat act_generated = ActFormat::kBF16;
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
@@ -29,7 +30,8 @@ struct CudaOptions {
 
 class CudaOps final : public Ops {
   public:
-    /// UserError(kDevice): no driver, no such device, no kernels for it.
+    /// UserError(kDevice): no driver, no such device, no kernels for it. UserError(kUsage): fp8
+    /// activations on a card that has no kernels for them.
     explicit CudaOps(const CudaOptions& options);
     ~CudaOps() override;
 
@@ -52,7 +54,7 @@ class CudaOps final : public Ops {
 
     // ---- linear/ ----
     int64_t upload_bytes(const HostWeight& weight) const override;
-    ActWants wants(DType weight_format) const override;
+    ActWants wants(DType weight_format, int32_t experts) const override;
     Weight upload(const HostWeight& weight) override;
     void linear(Exec& ex,
                 const GemmInput& x,
@@ -60,6 +62,11 @@ class CudaOps final : public Ops {
                 const Tensor& bias,
                 const Tensor& out,
                 Accumulate accumulate) override;
+    void linear_many(Exec& ex,
+                     const GemmInput& x,
+                     std::span<const Weight* const> weights,
+                     std::span<const Tensor> biases,
+                     std::span<const Tensor> outs) override;
 
     // ---- rows/ ----
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;

@@ -17,74 +17,27 @@
 //
 // The order of a sum is that of the columns, whatever the tile: the bits of a row do not depend on
 // the rows beside it. Tensor cores cut off what they add: 2e-5 of the result in 17408 columns.
-
-#include <algorithm>
 #include <cstdint>
 
-#include "backends/cuda/linear/product.cuh"
-#include "backends/cuda/ptx/cluster.cuh"
-#include "backends/cuda/ptx/load_shared.cuh"
-#include "backends/cuda/ptx/mbarrier.cuh"
-#include "backends/cuda/ptx/opaque.cuh"
-#include "backends/cuda/ptx/permute.cuh"
-#include "backends/cuda/ptx/setmaxnreg.cuh"
-#include "backends/cuda/ptx/tma.cuh"
-#include "backends/cuda/ptx/wgmma.cuh"
-#include "backends/cuda/tensor_map.h"
+#include "backends/cuda/linear/hopper_tiles.cuh"
 
 namespace tessera::cuda {
 namespace sm90 {
 
-inline constexpr int kStageColumns = 128;
-inline constexpr int kStageUnits = kStageColumns / kUnit;
+using hopper::Item;
+using hopper::item_of;
+using hopper::kBlocks;
+using hopper::kFeatures;
+using hopper::kLoaders;
+using hopper::kStageColumns;
+using hopper::kStageUnits;
+using hopper::kThreads;
+using hopper::kWarpgroups;
+using hopper::kWeightRowBytes;
+using hopper::Operands;
+using hopper::StageScales;
+
 inline constexpr int kHalfColumns = 64;  ///< a row of 128 bytes of bf16
-inline constexpr int kWarpgroups = 2;    ///< that multiply
-inline constexpr int kFeatures = 64 * kWarpgroups;
-inline constexpr int kThreads = 128 * (kWarpgroups + 1);
-inline constexpr int kWeightRowBytes = kStageUnits * kPieceBytes;
-inline constexpr int kBlocks = 2;    ///< of a cluster
-inline constexpr int kBoxRows = 32;  ///< tokens of a copy
-inline constexpr int kLoaders = 4;   ///< warps that bring operands
-/// Registers of a thread that brings operands and of one that multiplies. A block owns those it was
-/// launched with, an equal share a thread in units of eight: asking for more waits for ever.
-inline constexpr int kLoaderRegisters = 40, kProductRegisters = 232;
-inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-static_assert(kLoaderRegisters + kWarpgroups * kProductRegisters <=
-              (1 + kWarpgroups) * kLaunchRegisters);
-
-/// What the kernel takes of a Product, and how the tiles are cut.
-struct Operands {
-    const uint8_t* scales;
-    const float* outer;
-    const float* bias;
-    float* out;
-    int64_t out_stride;
-    int64_t n;
-    int64_t rows;
-    int64_t units;
-    bool add;
-    bool scales_aligned;
-    int32_t steps;
-    int32_t tile;         ///< tokens of a tile
-    int32_t token_tiles;  ///< of this size
-    int32_t whole;        ///< tiles that stay whole, the others are cut into `pieces`
-    int32_t pieces;
-    int32_t items;
-};
-
-/// Tokens [token, token + count) against features from `feature`.
-struct Item {
-    int32_t token, count, feature;
-};
-__device__ __forceinline__ Item item_of(const Operands& p, int index) {
-    int tile = index, piece = 0, count = p.tile;
-    if (index >= p.whole) {
-        tile = p.whole + (index - p.whole) / p.pieces;
-        piece = (index - p.whole) % p.pieces;
-        count /= p.pieces;
-    }
-    return {tile % p.token_tiles * p.tile + piece * count, count, tile / p.token_tiles};
-}
 
 template <int Tokens>
 constexpr int stages_of() {
@@ -137,35 +90,6 @@ __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, uint32_t scales, b
     return *reinterpret_cast<const uint32_t*>(&out);
 }
 
-/// Scales of the four units of a stage of one row, as they lie in memory.
-template <DType F>
-struct StageScales {
-    static constexpr int kUnitBytes = layout_of(F).group_bytes;
-    static constexpr int kBytes = kUnitBytes * kStageUnits;
-    static_assert(layout_of(F).group_units == 1 && kBytes <= 8, "a scale or two a unit");
-    uint32_t words[2];
-
-    static __device__ __forceinline__ StageScales load(const Operands& p,
-                                                       const uint8_t* row,
-                                                       int64_t unit) {
-        const uint8_t* from = row + kUnitBytes * unit;
-        if (p.scales_aligned) {
-            if constexpr (kBytes == 8) {
-                const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
-                return {{two.x, two.y}};
-            } else {
-                return {{load_word<uint32_t>(from), 0}};
-            }
-        }
-        StageScales out{};
-#pragma unroll
-        for (int i = 0; i < kBytes; ++i)
-            if (unit + i / kUnitBytes < p.units)
-                out.words[i / 4] |= load_word<uint8_t>(from + i) << (8 * (i % 4));
-        return out;
-    }
-};
-
 /// Halves of the scales as bf16, two a word: units 0 to 3 for the first 16 values of a unit, then
 /// for the second.
 __device__ __forceinline__ uint4 bf16_scales(const StageScales<DType::kNVFP4>& raw) {
@@ -203,118 +127,23 @@ __device__ __forceinline__ uint4 bf16_scales(const StageScales<DType::kMXFP4>& r
     return {out[0], out[1], out[0], out[1]};
 }
 
-template <DType F, int Max>
-__device__ __forceinline__ void produce(const CUtensorMap* x_map,
-                                        const CUtensorMap* weight_map,
-                                        const Operands& p,
-                                        Shared<Max>& shared) {
-    Ring<Shared<Max>::kStages> ring;
-    const int block = static_cast<int>(block_in_cluster());
-    const int thread = static_cast<int>(threadIdx.x);
-    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
-         index += static_cast<int>(gridDim.x) / kBlocks) {
-        const Item item = item_of(p, index);
-        if (item.token >= p.rows) continue;
-        const int feature = (item.feature * kBlocks + block) * kFeatures;
-        // The blocks of a cluster share their tokens: each brings its part to all of them.
-        const int part = item.count / kBlocks;
-        const int first = block * part;
-        const auto bytes =
-            static_cast<uint32_t>(item.count * kStageColumns * 2 + kFeatures * kWeightRowBytes);
-        const int64_t row = feature + thread;
-        const uint8_t* scales =
-            p.scales + (row < p.n ? row : p.n - 1) * p.units * StageScales<F>::kUnitBytes;
-        for (int step = 0; step < p.steps; ++step) {
-            const auto raw =
-                StageScales<F>::load(p, scales, static_cast<int64_t>(step) * kStageUnits);
-            const int stage = ring.slot;
-            barrier_wait(&shared.empty[stage], ring.parity ^ 1);
-            Barrier* full = &shared.full[stage];
-            if (thread == 0) {
-                barrier_arrive_expect(full, bytes);
-                copy_box(shared.weights[stage], weight_map, step * kWeightRowBytes, feature, full);
-                for (int half = 0; half < 2; ++half) {
-                    const int column = step * kStageColumns + half * kHalfColumns;
-                    uint8_t* target = shared.x[stage] + half * item.count * kHalfColumns * 2;
-                    for (int at = first; at < first + part; at += kBoxRows) {
-                        uint8_t* to = target + at * kHalfColumns * 2;
-                        copy_box_multicast(to, x_map, column, item.token + at, full,
-                                           uint16_t{(1 << kBlocks) - 1});
-                    }
-                }
-            }
-            __syncwarp();
-            shared.scales[stage][thread] = bf16_scales(raw);
-            __syncwarp();
-            if (thread % 32 == 0) barrier_arrive(full);
-            ring.next();
-        }
+template <class Shared>
+struct Form {
+    static constexpr int kColumnBytes = 2;
+    Shared& shared;
+    __device__ __forceinline__ void row(int64_t) const {}
+    template <DType F>
+    __device__ __forceinline__ void put(const StageScales<F>& raw, int stage, int thread) const {
+        shared.scales[stage][thread] = bf16_scales(raw);
     }
-}
+};
 
-/// Tells the blocks that read the same tokens that this warp has read a stage.
-__device__ __forceinline__ void release(Barrier* empty) {
-    const uint32_t lane = threadIdx.x % 32;
-    if (lane < kBlocks) barrier_arrive_at(empty, lane);
-}
-
-/// Stores this thread's part of a tile; with Add to what is there, which is loaded in batches.
-template <int Tokens, bool Add>
-__device__ __forceinline__ void store_tile(const Operands& p,
-                                           int64_t token,
-                                           int64_t feature,
-                                           float outer,
-                                           const float (&sums)[Tokens / 2]) {
-    constexpr int kBatch = 4;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int64_t n = feature + lane / 4, first = token + lane % 4 * 2;
-    const int64_t rows = p.rows - first;
-    const int left = rows < Tokens ? static_cast<int>(rows) : Tokens;
-    const int left_of[2] = {n < p.n ? left : 0, n + 8 < p.n ? left : 0};
-    float bias[2] = {-0.0f, -0.0f};  // adds nothing
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-        if (p.bias != nullptr && left_of[half] > 0) bias[half] = p.bias[n + 8 * half];
-    float* rows_of[2] = {p.out + first * p.out_stride + n, nullptr};
-    rows_of[1] = rows_of[0] + p.out_stride;
-    const int64_t step = 8 * p.out_stride;
-#pragma unroll
-    for (int batch = 0; batch < Tokens / 8; batch += kBatch) {
-        float before[kBatch][2][2];
-        if constexpr (Add) {
-            const float* from[2] = {rows_of[0], rows_of[1]};
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        before[j][half][i] = 0.0f;
-                        if (8 * (batch + j) + i < left_of[half])
-                            before[j][half][i] = from[i][8 * half];
-                    }
-                    from[i] += step;
-                    make_opaque(from[i]);
-                }
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    float value = __fadd_rn(__fmul_rn(sums[4 * (batch + j) + 2 * half + i], outer),
-                                            bias[half]);
-                    if constexpr (Add) value += before[j][half][i];
-                    if (8 * (batch + j) + i < left_of[half]) rows_of[i][8 * half] = value;
-                }
-                rows_of[i] += step;
-                make_opaque(rows_of[i]);
-            }
-        }
-    }
-}
+/// What the sums of a tile are multiplied by: the same for all.
+struct OneFactor {
+    float outer;
+    __device__ __forceinline__ float2 of_tokens(int) const { return {1.0f, 1.0f}; }
+    __device__ __forceinline__ float of(int, float) const { return outer; }
+};
 
 template <int Tokens, int Max>
 __device__ __forceinline__ void multiply_item(const Operands& p,
@@ -392,7 +221,7 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
             }
             wgmma_wait<1>();
             // All products of the stage before are done.
-            if (unit == 0 && step > 0) release(&shared.empty[before]);
+            if (unit == 0 && step > 0) hopper::release(&shared.empty[before]);
             if (unit + 1 < kStageUnits)
                 decode(unit + 1);
             else if (!last)
@@ -400,11 +229,11 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
         }
     }
     wgmma_wait<0>();
-    release(&shared.empty[ring.before()]);
+    hopper::release(&shared.empty[ring.before()]);
     if (p.add)
-        store_tile<Tokens, true>(p, token, feature, outer, sums);
+        hopper::store_tile<Tokens, true>(p, token, feature, p.bias, OneFactor{outer}, sums);
     else
-        store_tile<Tokens, false>(p, token, feature, outer, sums);
+        hopper::store_tile<Tokens, false>(p, token, feature, p.bias, OneFactor{outer}, sums);
 }
 
 template <int Max>
@@ -443,10 +272,10 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     }
     cluster_meet();
     if (threadIdx.x < 128) {
-        fewer_registers<kLoaderRegisters>();
-        produce<F, Max>(&x_map, &weight_map, p, shared);
+        fewer_registers<hopper::kLoaderRegisters>();
+        hopper::produce<F>(&x_map, &weight_map, p, shared, Form<Shared<Max>>{shared});
     } else {
-        more_registers<kProductRegisters>();
+        more_registers<hopper::kProductRegisters>();
         consume<Max>(p, shared);
     }
     __syncwarp();
@@ -454,82 +283,12 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     cluster_meet();
 }
 
-/// Clusters that a card holds at a time.
-inline int clusters_of(int multiprocessors) {
-    return std::max(multiprocessors / kBlocks, 1);
-}
-
-/// Cuts the product into tiles: waves of whole ones, the last tiles in pieces where that is faster.
-inline void cut_tiles(Operands& p, int multiprocessors) {
-    const int64_t clusters = clusters_of(multiprocessors);
-    const int64_t features = ceil_div(p.n, int64_t{kFeatures} * kBlocks);
-    // What a tile of 256, 128 and 64 tokens takes.
-    const auto cost = [](int tokens) { return tokens == 256 ? 100 : tokens == 128 ? 61 : 50; };
-    int64_t least = INT64_MAX;
-    for (int tile = 256; tile >= 64; tile /= 2) {
-        for (int pieces = 1; tile / pieces >= 64; pieces *= 2) {
-            const int64_t tiles = features * ceil_div(p.rows, tile);
-            const int64_t whole = pieces == 1 ? tiles : tiles / clusters * clusters;
-            const int64_t items = whole + (tiles - whole) * pieces;
-            const int64_t time = ceil_div(whole, clusters) * cost(tile) +
-                                 ceil_div(items - whole, clusters) * cost(tile / pieces);
-            if (time >= least) continue;
-            least = time;
-            p.tile = tile;
-            p.pieces = pieces;
-            p.token_tiles = static_cast<int32_t>(ceil_div(p.rows, tile));
-            p.whole = static_cast<int32_t>(whole);
-            p.items = static_cast<int32_t>(items);
-        }
-    }
-}
-
-template <DType F>
-Operands operands_of(const Product& product, int multiprocessors) {
-    Operands p{};
-    p.scales = product.scales;
-    p.outer = product.outer;
-    p.bias = product.bias;
-    p.out = product.out;
-    p.out_stride = product.out_stride;
-    p.n = product.n;
-    p.rows = product.rows;
-    p.units = product.units;
-    p.add = product.add;
-    constexpr auto kBytes = static_cast<uintptr_t>(StageScales<F>::kBytes);
-    p.scales_aligned =
-        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % kBytes == 0;
-    p.steps = static_cast<int32_t>(ceil_div(product.units, kStageUnits));
-    cut_tiles(p, multiprocessors);
-    return p;
-}
-
-inline CUtensorMap x_map(const Product& product) {
-    return tensor_map(
-        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-         .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
-         .data = product.x,
-         .axes = 2,
-         .shape = {static_cast<uint64_t>(product.k), static_cast<uint64_t>(product.rows)},
-         .stride_bytes = {static_cast<uint64_t>(product.x_stride) * 2},
-         .box = {kHalfColumns, kBoxRows}});
-}
-inline CUtensorMap weight_map(const Product& product) {
-    const auto bytes = static_cast<uint64_t>(product.units) * kPieceBytes;
-    return tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
-                       .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
-                       .data = product.codes,
-                       .axes = 2,
-                       .shape = {bytes, static_cast<uint64_t>(product.n)},
-                       .stride_bytes = {bytes},
-                       .box = {kWeightRowBytes, kFeatures}});
-}
-
 template <DType F, int Max>
 void launch(Device& device, const Product& product, const Operands& p) {
-    const int clusters = std::min(p.items, clusters_of(device.multiprocessors()));
+    const int clusters = std::min(p.items, hopper::clusters_of(device.multiprocessors()));
     device.launch("gemm_sm90", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
-                  dim3(kThreads), sizeof(Shared<Max>), x_map(product), weight_map(product), p);
+                  dim3(kThreads), sizeof(Shared<Max>), hopper::x_map<2>(product),
+                  hopper::weight_map(product), p);
 }
 
 }  // namespace sm90
@@ -538,7 +297,7 @@ void launch(Device& device, const Product& product, const Operands& p) {
 /// aligned to 16 bytes.
 template <DType F>
 void run_gemm_sm90(Device& device, Product& product) {
-    const sm90::Operands p = sm90::operands_of<F>(product, device.multiprocessors());
+    const hopper::Operands p = hopper::operands_of<F>(product, device.multiprocessors());
     // All tiles give the same bits.
     if (p.tile == 256) return sm90::launch<F, 256>(device, product, p);
     return sm90::launch<F, 128>(device, product, p);

@@ -13,7 +13,7 @@ uint8_t bit_of(ActFormat format) {
 }
 
 /// The view that a weight wants.
-const ActView& view_of(const std::array<ActView, 2>& views, uint8_t wants) {
+const ActView& view_of(const ActViews& views, uint8_t wants) {
     for (const ActView& view : views)
         if (!view.values.absent() && (wants & bit_of(view.format)) != 0) return view;
     check(false, "a product's rows lack the format that its weight wants");
@@ -56,6 +56,15 @@ Run gemm_of(DType format) {
         default:
             return nullptr;
     }
+}
+
+/// The product of rows of e4m3, null where there is none.
+Run fp8_gemm_of([[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    if (format == DType::kNVFP4) return run_gemm_sm90_fp8<DType::kNVFP4>;
+    if (format == DType::kMXFP4) return run_gemm_sm90_fp8<DType::kMXFP4>;
+#endif
+    return nullptr;
 }
 
 /// The product on tensor cores of Hopper, null where there is none.
@@ -106,22 +115,39 @@ Run gemv_of(DType format) {
 /// on the tensor cores of any card.
 std::string_view why_general(const Device& device,
                              const ProductCall& call,
-                             ActFormat act,
+                             const Product& p,
                              bool general) {
     if (call.kind != RowKind::kPrompt) return {};
     const DType format = call.weight.format;
-    if (act == ActFormat::kF32)
+    if (p.x_f32)
         return format == DType::kF32 ? "f32 weights: no tensor cores"
                                      : "f32 activations: no tensor cores";
     if (!general || !TESSERA_SM90A || device.properties().major != 9) return {};
+    if (p.x_scales != nullptr) return "nvfp4 activations: general tensor-core kernel";
     if (call.work != nullptr) return "experts: general tensor-core kernel";
     if (format != DType::kNVFP4 && format != DType::kMXFP4)
         return "format without a Hopper kernel: general tensor-core kernel";
     return "activations unpaired or unaligned: general tensor-core kernel";
 }
 
-Product product_of(const ProductCall& call, const ActView& view) {
+}  // namespace
+
+std::string product_label(std::string_view op, DType format, std::string_view kernel) {
+    std::string label(op);
+    label += '[';
+    for (const char c : dtype_info(format).name)
+        label += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    if (!kernel.empty()) (label += ',') += kernel;
+    return label + ']';
+}
+
+Product product_of(const ProductCall& call) {
+    const bool prompt = call.kind == RowKind::kPrompt;
     const Weight& weight = call.weight;
+    const ActView& view = view_of(prompt ? call.x.prompt : call.x.generated,
+                                  prompt ? weight.wants.prompt : weight.wants.generated);
+    check(view.values.rows() == call.rows && view.values.cols() == weight.cols,
+          "a product's view of its rows");
     const bool f32 = view.format == ActFormat::kF32;
     Product p{};
     p.codes = reinterpret_cast<const uint8_t*>(weight.codes);
@@ -135,63 +161,72 @@ Product product_of(const ProductCall& call, const ActView& view) {
     p.x_f32 = f32;
     p.x_paired = view.transposed_pairs;
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
+    if (!view.row_scales.absent()) p.x_scales = view.row_scales.as<float>();
+    if (view.format == ActFormat::kFp8) {
+        check(view.transposed_quads && weight.row_factors != nullptr, "a product of e4m3");
+        p.row_factors = weight.row_factors;
+    }
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
     p.out = call.out.as<float>();
     p.out_stride = call.out.stride[0];
     p.add = call.accumulate == Accumulate::kAdd;
     p.out_pairs = starts_aligned(call.out, sizeof(float), 2 * sizeof(float));
     p.rows = call.rows;
-    return p;
-}
-
-}  // namespace
-
-std::string product_label(std::string_view op, DType format) {
-    std::string label(op);
-    label += '[';
-    for (const char c : dtype_info(format).name)
-        label += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    return label + ']';
-}
-
-void launch_product(Device& device, const ProductCall& call) {
-    const bool prompt = call.kind == RowKind::kPrompt;
-    const ActWants wants = call.weight.wants;
-    const ActView& view =
-        view_of(prompt ? call.x.prompt : call.x.generated, prompt ? wants.prompt : wants.generated);
-    check(view.values.rows() == call.rows && view.values.cols() == call.weight.cols,
-          "a product's view of its rows");
-    Product p = product_of(call, view);
     if (call.work != nullptr) {
         const int64_t all = call.work->pairs.rows();
         check(all <= INT32_MAX, "more pairs than 32 bits count");
         p.rows = all;
         p.pairs = call.work->pairs.as<int32_t>();
         p.starts = call.work->starts.as<int32_t>();
-        p.experts = call.weight.experts;
+        p.experts = weight.experts;
         p.pairs_per_row = static_cast<int32_t>(all / call.x.rows);
         p.first_row = static_cast<int32_t>(call.first_row);
         p.first_pair = static_cast<int32_t>(call.first_pair);
         p.end_pair = static_cast<int32_t>(call.first_pair + call.pairs);
     } else {
-        check(call.weight.experts == 1, "linear: a stack of experts");
+        check(weight.experts == 1, "linear: a stack of experts");
         p.out += call.first_row * p.out_stride;
         p.out_pairs = p.out_pairs && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(float)) == 0;
     }
-    const bool tensor_cores = prompt && view.format == ActFormat::kBF16;
-    Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
-    if (tensor_cores && call.work == nullptr && p.x_paired && p.x_aligned) {
-        const Run hopper = hopper_gemm_of(device, call.weight.format);
+    return p;
+}
+
+bool is_narrow(const Device& device, const Weight& weight) {
+    const bool special = hopper_gemm_of(device, weight.format) != nullptr;
+    return weight.experts == 1 && weight.rows <= (special ? 128 : 256) &&
+           weight.cols % kUnit == 0 && (weight.wants.prompt & bit_of(ActFormat::kBF16)) != 0;
+}
+
+void launch_product(Device& device, const ProductCall& call) {
+    Product p = product_of(call);
+    const DType format = call.weight.format;
+    const bool e4m3 = p.row_factors != nullptr;
+    const bool nvfp4 = p.x_scales != nullptr && !e4m3;
+    const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
+    if (tensor_cores && call.work == nullptr && is_narrow(device, call.weight))
+        return launch_narrow(device, format, {&p, 1});
+    Run run = tensor_cores ? gemm_of(format) : gemv_of(format);
+    // Rows of nvfp4 are here to be judged, not to be fast.
+    if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned) {
+        const Run hopper = hopper_gemm_of(device, format);
         if (hopper != nullptr) run = hopper;
     }
-    device.note_operands(view.format == ActFormat::kFp8 ? Operands::kFp8
-                         : tensor_cores                 ? Operands::k16Bits
-                                                        : Operands::kF32);
-    device.note_fallback(
-        why_general(device, call, view.format, run == gemm_of(call.weight.format)));
+    if (e4m3) {
+        check(call.work == nullptr, "grouped products do not take e4m3");
+        run = fp8_gemm_of(format);
+    }
+    device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
+    device.note_fallback(why_general(device, call, p, run == gemm_of(format)));
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
+}
+
+ProductCost product_cost(int64_t rows, const Weight& weight) {
+    const double products = static_cast<double>(rows) * static_cast<double>(weight.rows);
+    return {2 * products * static_cast<double>(weight.cols),
+            static_cast<double>(matrix_bytes(weight.format, weight.rows, weight.cols)) +
+                4 * products + 2 * static_cast<double>(rows * weight.cols)};
 }
 
 void CudaOps::linear(Exec& ex,
@@ -205,11 +240,15 @@ void CudaOps::linear(Exec& ex,
     check(bias.absent() || bias.elements() == weight.rows, "linear: bias");
     if (ex.planning() || x.rows == 0) return;
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows);
-    const double products = static_cast<double>(x.rows) * static_cast<double>(weight.rows);
-    const Timed timed(*this, product_label("linear", weight.format),
-                      2 * products * static_cast<double>(x.cols),
-                      static_cast<double>(matrix_bytes(weight.format, weight.rows, weight.cols)) +
-                          4 * products + 2 * static_cast<double>(x.rows * x.cols));
+    const bool narrow = prompt > 0 && is_narrow(*device_, weight);
+    const ProductCost cost = product_cost(x.rows, weight);
+    const bool e4m3 = prompt > 0 && weight.row_factors != nullptr;
+    const Timed timed(*this,
+                      product_label("linear", weight.format,
+                                    narrow ? "narrow"
+                                    : e4m3 ? "fp8"
+                                           : ""),
+                      cost.flops, cost.bytes);
     ProductCall call{.x = x, .weight = weight, .bias = bias, .out = out, .accumulate = accumulate};
     if (prompt > 0) {
         call.kind = RowKind::kPrompt;

@@ -29,8 +29,19 @@ struct ProductCall {
 /// else.
 void launch_product(Device& device, const ProductCall& call);
 
-/// The label under which products with a weight are counted: "linear[nvfp4]".
-std::string product_label(std::string_view op, DType format);
+/// The label under which products with a weight are counted: "linear[nvfp4]", with a special kernel
+/// "linear[q8_0,narrow]".
+std::string product_label(std::string_view op, DType format, std::string_view kernel = {});
+
+/// Flops of a product, and its bytes with 16-bit activations.
+struct ProductCost {
+    double flops, bytes;
+};
+ProductCost product_cost(int64_t rows, const Weight& weight);
+
+/// Whether prompt rows meet the weight in narrow.cuh: it has few features, a K of whole units, and
+/// wants bf16 activations.
+bool is_narrow(const Device& device, const Weight& weight);
 
 /// Bytes that the device keeps of one matrix.
 int64_t matrix_bytes(DType format, int64_t rows, int64_t cols);

@@ -19,5 +19,14 @@ __device__ __forceinline__ uint2 load_shared_two(uint32_t address) {
                  : "memory");
     return two;
 }
+/// Four words, aligned to 16 bytes.
+__device__ __forceinline__ uint4 load_shared_four(uint32_t address) {
+    uint4 four;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+                 : "r"(address)
+                 : "memory");
+    return four;
+}
 
 }  // namespace tessera::cuda
