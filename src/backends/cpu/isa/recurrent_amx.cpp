@@ -359,6 +359,19 @@ class StripRun {
     unsigned found_ = 0;  ///< lanes of D that are not finite
 };
 
+/// Decays make ever smaller numbers: what is below the range of normal ones counts as 0, as it does
+/// in tiles. An operation on such a number, or with such a result, would take 150 cycles.
+constexpr unsigned kFlushDenormals = 0x8040;  ///< of MXCSR: results (bit 15) and operands (bit 6)
+
+void enter() {
+    enter_tiles();
+    _mm_setcsr(_mm_getcsr() | kFlushDenormals);
+}
+void leave() {
+    _mm_setcsr(_mm_getcsr() & ~kFlushDenormals);
+    leave_tiles();
+}
+
 bool fits(const DeltaRun& run) {
     return run.key_size % kStep == 0;
 }
@@ -398,8 +411,8 @@ const RecurrentKernels& recurrent_kernels_amx() {
     static const RecurrentKernels kKernels = [] {
         RecurrentKernels kernels = make_recurrent_kernels<Wide512>();
         kernels.tile_floats = tile_floats;
-        kernels.enter = enter_tiles;
-        kernels.leave = leave_tiles;
+        kernels.enter = enter;
+        kernels.leave = leave;
         kernels.open_chunk = open_chunk;
         kernels.open_gates = open_gates;
         kernels.run_strip = run_strip;
