@@ -79,6 +79,16 @@ Run hopper_gemm_of([[maybe_unused]] const Device& device, [[maybe_unused]] DType
     return nullptr;
 }
 
+/// Whether products run in gemm_decoded_sm90.cuh.
+bool decodes_apart([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    return device.properties().major == 9 && gemm_of(format) != nullptr &&
+           hopper_gemm_of(device, format) == nullptr;
+#else
+    return false;
+#endif
+}
+
 Run gemv_of(DType format) {
     switch (format) {
         case DType::kF32:
@@ -126,8 +136,6 @@ std::string_view why_general(const Device& device,
     if (!general || !TESSERA_SM90A || device.properties().major != 9) return {};
     if (p.x_scales != nullptr) return "nvfp4 activations: general tensor-core kernel";
     if (call.work != nullptr) return "experts: general tensor-core kernel";
-    if (format != DType::kNVFP4 && format != DType::kMXFP4)
-        return "format without a Hopper kernel: general tensor-core kernel";
     return "activations unpaired or unaligned: general tensor-core kernel";
 }
 
@@ -193,7 +201,8 @@ Product product_of(const ProductCall& call) {
 }
 
 bool is_narrow(const Device& device, const Weight& weight) {
-    const bool special = hopper_gemm_of(device, weight.format) != nullptr;
+    const bool special =
+        hopper_gemm_of(device, weight.format) != nullptr || decodes_apart(device, weight.format);
     return weight.experts == 1 && weight.rows <= (special ? 128 : 256) &&
            weight.cols % kUnit == 0 && (weight.wants.prompt & bit_of(ActFormat::kBF16)) != 0;
 }
@@ -204,8 +213,13 @@ void launch_product(Device& device, const ProductCall& call) {
     const bool e4m3 = p.row_factors != nullptr;
     const bool nvfp4 = p.x_scales != nullptr && !e4m3;
     const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
+    device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
     if (tensor_cores && call.work == nullptr && is_narrow(device, call.weight))
         return launch_narrow(device, format, {&p, 1});
+#if TESSERA_SM90A
+    if (tensor_cores && call.work == nullptr && p.x_aligned && decodes_apart(device, format))
+        return run_decoded_sm90(device, format, p);
+#endif
     Run run = tensor_cores ? gemm_of(format) : gemv_of(format);
     // Rows of nvfp4 are here to be judged, not to be fast.
     if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned) {
@@ -216,7 +230,6 @@ void launch_product(Device& device, const ProductCall& call) {
         check(call.work == nullptr, "grouped products do not take e4m3");
         run = fp8_gemm_of(format);
     }
-    device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
     device.note_fallback(why_general(device, call, p, run == gemm_of(format)));
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");

@@ -26,6 +26,8 @@ inline constexpr int kTiles = 3;  ///< of 16 features: the most that a block tak
 inline constexpr int kFeatures = kTiles * 16;
 inline constexpr int kWarps = kProductThreads / 32;
 inline constexpr int kUnits = 4;  ///< of a step: one for each of the lanes that share a row
+/// Rows of x with a K of whole units have transposed pairs where kernels for Hopper are built.
+inline constexpr bool kPaired = TESSERA_SM90A != 0;
 inline constexpr int kMostParts = static_cast<int>(kMostNarrow);
 
 /// Products of the same rows of x with several weights of one format.
@@ -65,7 +67,6 @@ struct FeatureUnits {
 
 template <DType F>
 __device__ __forceinline__ void decode_units(const typename Format<F>::Raw (&raw)[2],
-                                             bool paired,
                                              FeatureUnits& out) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -75,7 +76,7 @@ __device__ __forceinline__ void decode_units(const typename Format<F>::Raw (&raw
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int w = 0; w < 4; ++w) out.pairs[half][i][w] = paired ? words[w][i] : words[i][w];
+            for (int w = 0; w < 4; ++w) out.pairs[half][i][w] = kPaired ? words[w][i] : words[i][w];
     }
 }
 
@@ -136,19 +137,20 @@ __device__ __forceinline__ void multiply_share(const Product& p,
         rows[n] = static_cast<uint32_t>((token < p.rows ? token : p.rows - 1) * (p.x_stride / 8));
     }
     typename Format<F>::Raw raw[2];
+    // Units behind the last are the last, too: x has zeros there.
     const auto load = [&](int step, int tile) {
+        const int unit = min(step * kUnits + t, units - 1);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int64_t feature = place.first_feature + 16 * tile + 8 * half + group;
-            const WeightRow row = weight_row(p, layout_of(F), 0, feature < p.n ? feature : p.n - 1);
-            raw[half] = load_unit<F>(row, step * kUnits + t, units);
+            raw[half] = load_present_unit<F>(
+                weight_row(p, layout_of(F), 0, feature < p.n ? feature : p.n - 1), unit, units);
         }
     };
     if (kAhead && begin < end) load(begin, 0);
 #pragma unroll 1
     for (int step = begin; step < end; ++step) {
         const int unit = step * kUnits + t;
-        // Units that do not exist are zeros on both sides.
         const bool present = unit < units;
         TokenUnit tokens[kTokenGroups];
 #pragma unroll
@@ -165,7 +167,7 @@ __device__ __forceinline__ void multiply_share(const Product& p,
             if (tile >= place.tiles) continue;
             if (!kAhead) load(step, tile);
             FeatureUnits features;
-            decode_units<F>(raw, p.x_paired, features);
+            decode_units<F>(raw, features);
             // The next tile's codes are under way during the products of this one.
             const bool more = tile + 1 < place.tiles;
             if (kAhead) load(more ? step : step + 1, more ? tile + 1 : 0);
@@ -228,7 +230,7 @@ template <DType F>
 void run_narrow(Device& device, std::span<const Product> products) {
     static_assert(sizeof(narrow::Shared) <= 101376, "a block of sm_120 has 99 KiB");
     check(products.size() <= narrow::kMostParts, "narrow: too many weights for one launch");
-    check(products[0].x_aligned, "narrow: rows of x that start between pieces of 16 bytes");
+    check(products[0].x_aligned && products[0].x_paired == narrow::kPaired, "narrow: rows of x");
     narrow::Call call{};
     for (size_t i = 0; i < products.size(); ++i) {
         call.parts[i] = products[i];

@@ -156,6 +156,9 @@ void run_gemm(Device& device, Product& product);
 /// transposed: gemm_sm90.cuh.
 template <DType F>
 void run_gemm_sm90(Device& device, Product& product);
+/// The same on Hopper for plain products of all other formats but F32, rows of x aligned:
+/// gemm_decoded_sm90.cuh.
+void run_decoded_sm90(Device& device, DType format, const Product& product);
 /// The same for plain products whose x is e4m3 with transposed quads: gemm_sm90_fp8.cuh.
 template <DType F>
 void run_gemm_sm90_fp8(Device& device, Product& product);
