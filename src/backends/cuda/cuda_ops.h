@@ -62,12 +62,6 @@ class CudaOps final : public Ops {
                 const Tensor& bias,
                 const Tensor& out,
                 Accumulate accumulate) override;
-    GemmInput linear_glu(Exec& ex,
-                         const GemmInput& x,
-                         const Weight& gate,
-                         const Weight& up,
-                         Glu kind,
-                         ActWants wants) override;
     void linear_many(Exec& ex,
                      const GemmInput& x,
                      std::span<const Weight* const> weights,

@@ -4,7 +4,6 @@
 
 #include "backends/cuda/linear/linear.h"
 #include "backends/cuda/linear/product.cuh"
-#include "backends/cuda/rows/input.h"
 
 namespace tessera::cuda {
 namespace {
@@ -275,17 +274,6 @@ void CudaOps::linear(Exec& ex,
         call.rows = x.rows - prompt;
         launch_product(*device_, call);
     }
-}
-
-GemmInput CudaOps::linear_glu(
-    Exec& ex, const GemmInput& x, const Weight& gate, const Weight& up, Glu kind, ActWants wants) {
-    if (!wants_row_scales(wants)) return Ops::linear_glu(ex, x, gate, up, kind, wants);
-    const Tensor gated = ex.arena.allocate(DType::kF32, {x.rows, gate.rows});
-    const Tensor other = ex.arena.allocate(DType::kF32, {x.rows, up.rows});
-    linear(ex, x, gate, Tensor{}, gated, Accumulate::kNo);
-    linear(ex, x, up, Tensor{}, other, Accumulate::kNo);
-    // Without f32 between the activation and the rounding.
-    return glu_input(ex, gated, other, kind, wants);
 }
 
 }  // namespace tessera::cuda
