@@ -43,7 +43,8 @@ class PeakMemory {
   public:
     int64_t bytes() const {
         const std::string kib = proc_value("/proc/self/status", "VmHWM");
-        return std::max(earlier_, kib.empty() ? 0 : 1024 * std::strtoll(kib.c_str(), nullptr, 10));
+        const int64_t now = 1024 * std::strtoll(kib.c_str(), nullptr, 10);  // 0 for ""
+        return std::max(earlier_, now);
     }
     /// Around work whose memory shall not count.
     template <class Work>

@@ -196,6 +196,24 @@ TEST(DraftSkip, GuessesAreThoseOfATextWithoutTheUnseenTokens) {
     expect_same(6, "behind a prompt");
 }
 
+// Guards against work for a block that nobody asks: unseen tokens run the very ops of an engine
+// that was made without it.
+TEST(DraftSkip, UnseenTokensTakeNoOpsOfTheirOwn) {
+    const auto counted = [](int32_t draft_max) {
+        const auto engine = make(hybrid_bytes("qwen35"), draft_max);
+        Sequence sequence = engine->new_sequence();
+        decode_prompt(*engine, sequence, some_tokens(40, 2));
+        engine->ops().reset_op_counts();
+        for (int32_t token = 0; token < 5; ++token)
+            decode_one(*engine, sequence, token, draft_max > 0);
+        std::vector<std::pair<std::string, int64_t>> calls;
+        for (const OpCount& op : engine->ops().op_counts()) calls.emplace_back(op.name, op.calls);
+        return calls;
+    };
+    EXPECT_FALSE(counted(0).empty());
+    EXPECT_EQ(counted(kMost), counted(0));
+}
+
 // Guards against a bulk that differs from what the next guess would have seen anyway.
 TEST(DraftSkip, FollowingInBulkChangesNoGuess) {
     const auto bulk = make(hybrid_bytes("qwen35"), kMost),

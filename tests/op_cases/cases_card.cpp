@@ -53,14 +53,15 @@ void attention_cases(std::vector<OpCase>& cases) {
         int32_t heads, kv_heads;
     };
     for (const Heads& heads : {Heads{256, 24, 4}, Heads{128, 32, 8}})
-        for (const Run& run : {Run{0, 2048}, Run{0, 16384}, Run{63488, 2048}})
-            append(cases, PagedCase{.heads = heads.heads,
-                                    .kv_heads = heads.kv_heads,
-                                    .head_size = heads.size,
-                                    .type_k = DType::kBF16,
-                                    .type_v = DType::kBF16,
-                                    .runs = {run},
-                                    .prompt_runs = 1});
+        for (const DType cache : {DType::kBF16, DType::kF8_E4M3})
+            for (const Run& run : {Run{0, 2048}, Run{0, 16384}, Run{63488, 2048}})
+                append(cases, PagedCase{.heads = heads.heads,
+                                        .kv_heads = heads.kv_heads,
+                                        .head_size = heads.size,
+                                        .type_k = cache,
+                                        .type_v = cache,
+                                        .runs = {run},
+                                        .prompt_runs = 1});
 }
 
 void delta_cases(std::vector<OpCase>& cases) {

@@ -12,9 +12,9 @@ namespace {
 constexpr int32_t kGroups = 2;
 constexpr int32_t kThreads = 128 * kGroups;
 constexpr int32_t kColumns = 128;
-constexpr int32_t kSteps = 4;      ///< of 32 bytes in the right operand's rows of 128 bytes
-constexpr int32_t kProducts = 16;  ///< between two waits
-constexpr int32_t kRounds = 2048;
+constexpr int32_t kSteps = 4;     ///< of 32 bytes in the right operand's rows of 128 bytes
+constexpr int32_t kProducts = 8;  ///< between two waits
+constexpr int32_t kRounds = 4096;
 
 struct BF16Loop {
     static constexpr int32_t kDepth = 16;  ///< of a product

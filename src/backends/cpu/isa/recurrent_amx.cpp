@@ -1,15 +1,16 @@
 // The chunk form of the gated delta rule on AMX-BF16 tiles: every product of matrices is one of
 // operands split into two bf16 numbers (recurrent_amx_tiles.h). In f32 stays what decides the
 // conditioning: the triangular solve within a block of kStep tokens; between the two blocks of a
-// chunk it is a product again. While a strip is solved, the products of the next one with keys and
-// queries are made step by step in between, and the rows that come next, which lie pages apart, are
-// fetched a few at a time. What bounds it, measured with all of it in the second-level cache: of 29
-// us a chunk and head of 128, 13 are vector work, mostly lines going to and from that cache (three
-// cycles each that is written, two that is read), 11 tile products, the rest stores of tiles. They
-// add up nearly in full. At most 15 writes of tiles are in flight, so vector work behind a step
-// hides only behind its last instructions; and dense tile work on numbers other than zero lowers
-// the clock from 3.1 to 2.5 GHz, so that what is packed more tightly gains nothing. What helps is
-// to pass over less memory.
+// chunk it is a product again. Where sums cancel, a third number makes the products exact
+// (recurrent_amx_open.h: kMostOfRow). While a strip is solved, the products of the next one with
+// keys and queries are made step by step in between, and the rows that come next, which lie pages
+// apart, are fetched a few at a time. What bounds it, measured with all of it in the second-level
+// cache: of 29 us a chunk and head of 128 (27 since fewer passes are made), 13 were vector work,
+// mostly lines going to and from that cache (three cycles each that is written, two that is read),
+// 11 tile products, the rest stores of tiles. They add up nearly in full. At most 15 writes of
+// tiles are in flight, so vector work behind a step hides only behind its last instructions; and
+// dense tile work on numbers other than zero lowers the clock from 3.1 to 2.5 GHz, so that what is
+// packed more tightly gains nothing. What helps is to pass over less memory.
 #if defined(__x86_64__)
 
 #    include <bit>
@@ -359,6 +360,19 @@ class StripRun {
     unsigned found_ = 0;  ///< lanes of D that are not finite
 };
 
+/// Decays make ever smaller numbers: what is below the range of normal ones counts as 0, as it does
+/// in tiles. An operation on such a number, or with such a result, would take 150 cycles.
+constexpr unsigned kFlushDenormals = 0x8040;  ///< of MXCSR: results (bit 15) and operands (bit 6)
+
+void enter() {
+    enter_tiles();
+    _mm_setcsr(_mm_getcsr() | kFlushDenormals);
+}
+void leave() {
+    _mm_setcsr(_mm_getcsr() & ~kFlushDenormals);
+    leave_tiles();
+}
+
 bool fits(const DeltaRun& run) {
     return run.key_size % kStep == 0;
 }
@@ -398,8 +412,8 @@ const RecurrentKernels& recurrent_kernels_amx() {
     static const RecurrentKernels kKernels = [] {
         RecurrentKernels kernels = make_recurrent_kernels<Wide512>();
         kernels.tile_floats = tile_floats;
-        kernels.enter = enter_tiles;
-        kernels.leave = leave_tiles;
+        kernels.enter = enter;
+        kernels.leave = leave;
         kernels.open_chunk = open_chunk;
         kernels.open_gates = open_gates;
         kernels.run_strip = run_strip;

@@ -20,8 +20,8 @@ static_assert(kChunkTokens == 2 * kStep, "a chunk is solved in two blocks");
 /// keys resemble each other and little decays, each D undoes most of the one before; their sums in
 /// the output and in the state are small against their terms, whose errors remain: 7e-5 of the norm
 /// was seen. With unlike keys of 128 the sum is 63/128 at most, give or take 0.09; below the limit
-/// 1e-5 holds but for values that make up for what their keys differ in (1.1e-5 of 400 made-up
-/// kinds of data). By rows, so that no row's bits depend on later ones.
+/// 1e-5 holds but for values that make up for what their keys differ in (1.1e-5 in one of 400
+/// made-up kinds of data). By rows, so that no row's bits depend on later ones.
 constexpr float kMostOfRow = 0.75f;
 
 /// What is known of a chunk.
