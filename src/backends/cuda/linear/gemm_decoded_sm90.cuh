@@ -169,6 +169,8 @@ __device__ __forceinline__ void produce_format(const CUtensorMap* x_map,
 
 /// Tells the blocks that read the same tokens that this warp has read a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
+    // What all lanes have read comes before what one of them says.
+    __syncwarp();
     const uint32_t lane = threadIdx.x % 32;
     if (lane < kBlocks) barrier_arrive_at(empty, lane);
 }
