@@ -90,8 +90,7 @@ void narrow_sweep(std::vector<OpCase>& cases) {
             for (const size_t other : {0, 2}) {
                 const int64_t k = kDepths[turn % std::size(kDepths)];
                 // A few results may by chance all be far below the typical one.
-                const int32_t t =
-                    std::max(kRows[(turn + other) % std::size(kRows)], n < 16 ? 17 : 1);
+                const int32_t t = kRows[(turn + other) % std::size(kRows)] + (n < 16 ? 16 : 0);
                 add(cases, {.weight = format,
                             .n = n,
                             .k = fits(format, k) ? k : 1280,
