@@ -24,15 +24,11 @@
 namespace tessera::cuda {
 namespace sm90 {
 
-using hopper::Item;
-using hopper::item_of;
 using hopper::kBlocks;
 using hopper::kFeatures;
-using hopper::kLoaders;
 using hopper::kStageColumns;
 using hopper::kStageUnits;
 using hopper::kThreads;
-using hopper::kWarpgroups;
 using hopper::kWeightRowBytes;
 using hopper::Operands;
 using hopper::StageScales;
@@ -240,18 +236,9 @@ template <int Max>
 __device__ __forceinline__ void consume(const Operands& p, Shared<Max>& shared) {
     Ring<Shared<Max>::kStages> ring;
     const float outer = p.outer[0];
-    const int block = static_cast<int>(block_in_cluster());
-    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
-         index += static_cast<int>(gridDim.x) / kBlocks) {
-        const Item item = item_of(p, index);
-        if (item.token >= p.rows) continue;
-        const int64_t feature = (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures;
-        if constexpr (Max == 256)
-            if (item.count == 256) multiply_item<256>(p, shared, ring, item.token, feature, outer);
-        if constexpr (Max >= 128)
-            if (item.count == 128) multiply_item<128>(p, shared, ring, item.token, feature, outer);
-        if (item.count == 64) multiply_item<64>(p, shared, ring, item.token, feature, outer);
-    }
+    hopper::consume<Max>(p, [&]<int Tokens>(int64_t token, int64_t feature) {
+        multiply_item<Tokens>(p, shared, ring, token, feature, outer);
+    });
 }
 
 template <DType F, int Max>
@@ -261,15 +248,8 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
            const __grid_constant__ Operands p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<Max>*>(memory);
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (int i = 0; i < Shared<Max>::kStages; ++i) {
-            barrier_init(&shared.full[i], 1 + kLoaders);
-            barrier_init(&shared.empty[i], kWarpgroups * 4 * kBlocks);
-        }
-        barrier_init_fence();
-        shared.table = {kBf16High0, kBf16Low0};
-    }
+    hopper::init_barriers(shared.full, shared.empty);
+    if (threadIdx.x == 0) shared.table = {kBf16High0, kBf16Low0};
     cluster_meet();
     if (threadIdx.x < 128) {
         fewer_registers<hopper::kLoaderRegisters>();

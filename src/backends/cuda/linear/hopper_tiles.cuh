@@ -151,6 +151,37 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
     }
 }
 
+/// Makes the barriers of the stages; then the cluster has to meet.
+template <int Stages>
+__device__ __forceinline__ void init_barriers(Barrier (&full)[Stages], Barrier (&empty)[Stages]) {
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < Stages; ++i) {
+            barrier_init(&full[i], 1 + kLoaders);
+            barrier_init(&empty[i], kWarpgroups * 4 * kBlocks);
+        }
+        barrier_init_fence();
+    }
+}
+
+/// What the warps that multiply do: multiply<Tokens>(token, feature) with each item of their block,
+/// of at most Max tokens.
+template <int Max, class Multiply>
+__device__ __forceinline__ void consume(const Operands& p, const Multiply& multiply) {
+    const int block = static_cast<int>(block_in_cluster());
+    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
+         index += static_cast<int>(gridDim.x) / kBlocks) {
+        const Item item = item_of(p, index);
+        if (item.token >= p.rows) continue;
+        const int64_t feature = (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures;
+        if constexpr (Max == 256)
+            if (item.count == 256) multiply.template operator()<256>(item.token, feature);
+        if constexpr (Max >= 128)
+            if (item.count == 128) multiply.template operator()<128>(item.token, feature);
+        if (item.count == 64) multiply.template operator()<64>(item.token, feature);
+    }
+}
+
 /// Tells the blocks that read the same tokens that this warp has read a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
     const uint32_t lane = threadIdx.x % 32;
