@@ -76,8 +76,8 @@ std::string CudaOps::description() const {
 }
 
 std::vector<std::string_view> CudaOps::overrides() const {
-    return {"rms_norm_input", "glu_input", "gated_rms_norm_input", "qk_norm_rope_store",
-            "delta_net_input"};
+    return {"linear_glu",           "rms_norm_input",     "glu_input",
+            "gated_rms_norm_input", "qk_norm_rope_store", "delta_net_input"};
 }
 
 void CudaOps::set_op_timing(bool on) {

@@ -59,6 +59,12 @@ class CudaOps final : public Ops {
                 const Tensor& bias,
                 const Tensor& out,
                 Accumulate accumulate) override;
+    GemmInput linear_glu(Exec& ex,
+                         const GemmInput& x,
+                         const Weight& gate,
+                         const Weight& up,
+                         Glu kind,
+                         ActWants wants) override;
 
     // ---- rows/ ----
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;

@@ -2,8 +2,8 @@
 // Many rows of x against four-bit floats on Hopper (wgmma multiplies 2048 pairs of bf16 a clock and
 // multiprocessor; 95 % of that in the main loop, 128 columns of a tile in 2140 clocks).
 //
-// A block computes 128 features x 256 tokens (128 and 64 where tiles would leave multiprocessors
-// idle) in stages of 128 columns. The weights are the left operand: each of two warpgroups keeps 64
+// A block computes 128 features x 256 tokens (fewer where tiles would leave multiprocessors idle)
+// in stages of 128 columns. The weights are the left operand: each of two warpgroups keeps 64
 // features, reads their codes from shared memory as they lie on the device, and decodes them in
 // registers while the products of the 32 columns before run. Within 32 columns x is stored
 // permuted (ActView::transposed_pairs), so that a lane needs exactly one word of a unit for its
@@ -12,94 +12,39 @@
 // work on the same tokens: each brings one half of them to both, as the second-level cache could
 // not feed all.
 //
+// Gate and up are one product: a warp's rows are eight features of both, so that a lane has gate
+// and up of the same feature and token, and the result leaves as the next product's input.
+//
 // Instructions are what is scarce next to the products, which also take the ports of the register
 // file: 50 for 32 columns, 13 of them to look up eight values.
 //
 // The order of a sum is that of the columns, whatever the tile: the bits of a row do not depend on
-// the rows beside it. Tensor cores cut off what they add: 2e-5 of the result in 17408 columns.
+// the rows beside it. Tensor cores cut off what they add, so that long sums are cut into chunks of
+// columns (chunks_of): 7e-6 of the result. Where there are few tiles, chunks go to several
+// clusters, of which the last one adds them all, in the same order.
 
-#include <algorithm>
 #include <cstdint>
 
-#include "backends/cuda/linear/product.cuh"
+#include "backends/cuda/linear/gemm_sm90_operands.cuh"
+#include "backends/cuda/linear/gemm_sm90_store.cuh"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/load_shared.cuh"
-#include "backends/cuda/ptx/mbarrier.cuh"
 #include "backends/cuda/ptx/opaque.cuh"
 #include "backends/cuda/ptx/permute.cuh"
 #include "backends/cuda/ptx/setmaxnreg.cuh"
 #include "backends/cuda/ptx/tma.cuh"
-#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/ptx/wgmma_sizes.cuh"
 #include "backends/cuda/tensor_map.h"
 
 namespace tessera::cuda {
 namespace sm90 {
 
-inline constexpr int kStageColumns = 128;
-inline constexpr int kStageUnits = kStageColumns / kUnit;
-inline constexpr int kHalfColumns = 64;  ///< a row of 128 bytes of bf16
-inline constexpr int kWarpgroups = 2;    ///< that multiply
-inline constexpr int kFeatures = 64 * kWarpgroups;
-inline constexpr int kThreads = 128 * (kWarpgroups + 1);
-inline constexpr int kWeightRowBytes = kStageUnits * kPieceBytes;
-inline constexpr int kBlocks = 2;    ///< of a cluster
-inline constexpr int kBoxRows = 32;  ///< tokens of a copy
-inline constexpr int kLoaders = 4;   ///< warps that bring operands
 /// Registers of a thread that brings operands and of one that multiplies. A block owns those it was
 /// launched with, an equal share a thread in units of eight: asking for more waits for ever.
 inline constexpr int kLoaderRegisters = 40, kProductRegisters = 232;
 inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 static_assert(kLoaderRegisters + kWarpgroups * kProductRegisters <=
               (1 + kWarpgroups) * kLaunchRegisters);
-
-/// What the kernel takes of a Product, and how the tiles are cut.
-struct Operands {
-    const uint8_t* scales;
-    const float* outer;
-    const float* bias;
-    float* out;
-    int64_t out_stride;
-    int64_t n;
-    int64_t rows;
-    int64_t units;
-    bool add;
-    bool scales_aligned;
-    int32_t steps;
-    int32_t tile;         ///< tokens of a tile
-    int32_t token_tiles;  ///< of this size
-    int32_t whole;        ///< tiles that stay whole, the others are cut into `pieces`
-    int32_t pieces;
-    int32_t items;
-};
-
-/// Tokens [token, token + count) against features from `feature`.
-struct Item {
-    int32_t token, count, feature;
-};
-__device__ __forceinline__ Item item_of(const Operands& p, int index) {
-    int tile = index, piece = 0, count = p.tile;
-    if (index >= p.whole) {
-        tile = p.whole + (index - p.whole) / p.pieces;
-        piece = (index - p.whole) % p.pieces;
-        count /= p.pieces;
-    }
-    return {tile % p.token_tiles * p.tile + piece * count, count, tile / p.token_tiles};
-}
-
-template <int Tokens>
-constexpr int stages_of() {
-    return Tokens == 256 ? 3 : Tokens == 128 ? 5 : 8;
-}
-
-template <int Tokens>
-struct Shared {
-    static constexpr int kStages = stages_of<Tokens>();
-    uint8_t x[kStages][Tokens * kStageColumns * 2];
-    uint8_t weights[kStages][kFeatures * kWeightRowBytes];
-    uint4 scales[kStages][kFeatures];
-    Barrier full[kStages], empty[kStages];
-    uint2 table;
-};
 
 /// Eight doubled E2M1 values as four pairs of bf16. The first words of the tables come from shared
 /// memory: an instruction holds one constant only, and the compiler would move others to a register
@@ -203,51 +148,54 @@ __device__ __forceinline__ uint4 bf16_scales(const StageScales<DType::kMXFP4>& r
     return {out[0], out[1], out[0], out[1]};
 }
 
-template <DType F, int Max>
-__device__ __forceinline__ void produce(const CUtensorMap* x_map,
-                                        const CUtensorMap* weight_map,
-                                        const Operands& p,
-                                        Shared<Max>& shared) {
-    Ring<Shared<Max>::kStages> ring;
+template <DType F, bool kGated>
+__device__ __forceinline__ void produce(const Maps& maps, const Operands& p, const Memory& memory) {
+    constexpr int kOwn = kFeatures<kGated>;
+    Place ring;
     const int block = static_cast<int>(block_in_cluster());
     const int thread = static_cast<int>(threadIdx.x);
-    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
+    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.cut.items;
          index += static_cast<int>(gridDim.x) / kBlocks) {
         const Item item = item_of(p, index);
         if (item.token >= p.rows) continue;
-        const int feature = (item.feature * kBlocks + block) * kFeatures;
-        // The blocks of a cluster share their tokens: each brings its part to all of them.
-        const int part = item.count / kBlocks;
-        const int first = block * part;
-        const auto bytes =
-            static_cast<uint32_t>(item.count * kStageColumns * 2 + kFeatures * kWeightRowBytes);
-        const int64_t row = feature + thread;
-        const uint8_t* scales =
-            p.scales + (row < p.n ? row : p.n - 1) * p.units * StageScales<F>::kUnitBytes;
-        for (int step = 0; step < p.steps; ++step) {
+        const int feature = (item.feature * kBlocks + block) * kOwn;
+        const auto bytes = static_cast<uint32_t>(item.count * kStageColumns * 2 + kWeightBytes);
+        const int64_t row = feature + thread % kOwn;
+        const uint8_t* scales = (kGated && thread >= kOwn ? p.up_scales : p.scales) +
+                                (row < p.n ? row : p.n - 1) * p.units * StageScales<F>::kUnitBytes;
+        const int first = item.first_chunk * p.cut.chunks.each;
+        const int end = first + (item.end_chunk - 1 - item.first_chunk) * p.cut.chunks.each +
+                        stages_of(p, item.end_chunk - 1);
+        for (int step = first; step < end; ++step) {
             const auto raw =
                 StageScales<F>::load(p, scales, static_cast<int64_t>(step) * kStageUnits);
-            const int stage = ring.slot;
-            barrier_wait(&shared.empty[stage], ring.parity ^ 1);
-            Barrier* full = &shared.full[stage];
+            Fixed& fixed = memory.fixed();
+            barrier_wait(&fixed.empty[ring.slot], ring.parity ^ 1);
+            Barrier* full = &fixed.full[ring.slot];
             if (thread == 0) {
                 barrier_arrive_expect(full, bytes);
-                copy_box(shared.weights[stage], weight_map, step * kWeightRowBytes, feature, full);
+                unsigned char* weights = memory.weights(ring.slot);
+                copy_box(weights, &maps.weights, step * kWeightRowBytes, feature, full);
+                if constexpr (kGated)
+                    copy_box(weights + kOwn * kWeightRowBytes, &maps.up, step * kWeightRowBytes,
+                             feature, full);
                 for (int half = 0; half < 2; ++half) {
                     const int column = step * kStageColumns + half * kHalfColumns;
-                    uint8_t* target = shared.x[stage] + half * item.count * kHalfColumns * 2;
-                    for (int at = first; at < first + part; at += kBoxRows) {
-                        uint8_t* to = target + at * kHalfColumns * 2;
-                        copy_box_multicast(to, x_map, column, item.token + at, full,
+                    unsigned char* target =
+                        memory.x(ring.slot) + half * item.count * kHalfColumns * 2;
+                    // The blocks of a cluster share their tokens: each brings its part to all.
+                    for (int at = block * kBoxRows; at < item.count; at += kBlocks * kBoxRows) {
+                        unsigned char* to = target + at * kHalfColumns * 2;
+                        copy_box_multicast(to, &maps.x, column, item.token + at, full,
                                            uint16_t{(1 << kBlocks) - 1});
                     }
                 }
             }
             __syncwarp();
-            shared.scales[stage][thread] = bf16_scales(raw);
+            reinterpret_cast<uint4*>(memory.scales(ring.slot))[thread] = bf16_scales(raw);
             __syncwarp();
             if (thread % 32 == 0) barrier_arrive(full);
-            ring.next();
+            ring.next(memory.stages);
         }
     }
 }
@@ -258,104 +206,60 @@ __device__ __forceinline__ void release(Barrier* empty) {
     if (lane < kBlocks) barrier_arrive_at(empty, lane);
 }
 
-/// Stores this thread's part of a tile; with Add to what is there, which is loaded in batches.
-template <int Tokens, bool Add>
-__device__ __forceinline__ void store_tile(const Operands& p,
-                                           int64_t token,
-                                           int64_t feature,
-                                           float outer,
-                                           const float (&sums)[Tokens / 2]) {
-    constexpr int kBatch = 4;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int64_t n = feature + lane / 4, first = token + lane % 4 * 2;
-    const int64_t rows = p.rows - first;
-    const int left = rows < Tokens ? static_cast<int>(rows) : Tokens;
-    const int left_of[2] = {n < p.n ? left : 0, n + 8 < p.n ? left : 0};
-    float bias[2] = {-0.0f, -0.0f};  // adds nothing
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-        if (p.bias != nullptr && left_of[half] > 0) bias[half] = p.bias[n + 8 * half];
-    float* rows_of[2] = {p.out + first * p.out_stride + n, nullptr};
-    rows_of[1] = rows_of[0] + p.out_stride;
-    const int64_t step = 8 * p.out_stride;
-#pragma unroll
-    for (int batch = 0; batch < Tokens / 8; batch += kBatch) {
-        float before[kBatch][2][2];
-        if constexpr (Add) {
-            const float* from[2] = {rows_of[0], rows_of[1]};
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        before[j][half][i] = 0.0f;
-                        if (8 * (batch + j) + i < left_of[half])
-                            before[j][half][i] = from[i][8 * half];
-                    }
-                    from[i] += step;
-                    make_opaque(from[i]);
-                }
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    float value = __fadd_rn(__fmul_rn(sums[4 * (batch + j) + 2 * half + i], outer),
-                                            bias[half]);
-                    if constexpr (Add) value += before[j][half][i];
-                    if (8 * (batch + j) + i < left_of[half]) rows_of[i][8 * half] = value;
-                }
-                rows_of[i] += step;
-                make_opaque(rows_of[i]);
-            }
-        }
-    }
-}
+/// What a thread needs in all products of a chunk.
+struct Multiplier {
+    Decoder decoder;
+    uint32_t places[kStageUnits];  ///< of a unit's word of the first row in the weights
+    uint32_t scale_place;
 
-template <int Tokens, int Max>
-__device__ __forceinline__ void multiply_item(const Operands& p,
-                                              Shared<Max>& shared,
-                                              Ring<Shared<Max>::kStages>& ring,
-                                              int64_t token,
-                                              int64_t feature,
-                                              float outer) {
-    const int thread = static_cast<int>(threadIdx.x) - 128;
-    const int lane = thread % 32, warp = thread / 32;
-    const int group = lane / 4, t = lane % 4;
-    const Decoder decoder(shared.table);
-    const uint32_t own_row = static_cast<uint32_t>(warp * 16 + group);
-    uint32_t places[kStageUnits];
+    /// A warp's rows of weights in a stage: 16, or 8 of gate and 8 of up.
+    template <bool kGated>
+    static __device__ __forceinline__ Multiplier make(const Memory& memory) {
+        int thread = static_cast<int>(threadIdx.x) - 128;
+        // Made anew for each chunk: the ends of items need the registers.
+        make_opaque(thread);
+        const int lane = thread % 32, warp = thread / 32;
+        const int group = lane / 4, t = lane % 4;
+        Multiplier made{Decoder(memory.fixed().table), {}, 0};
+        const auto row = static_cast<uint32_t>(warp * (kGated ? 8 : 16) + group);
 #pragma unroll
-    for (int unit = 0; unit < kStageUnits; ++unit) {
-        places[unit] = own_row * kWeightRowBytes + static_cast<uint32_t>(t * 4) +
-                       ((static_cast<uint32_t>(group >> 1) ^ static_cast<uint32_t>(unit)) * 16);
-        make_opaque(places[unit]);
+        for (int unit = 0; unit < kStageUnits; ++unit) {
+            made.places[unit] =
+                row * kWeightRowBytes + static_cast<uint32_t>(t * 4) +
+                ((static_cast<uint32_t>(group >> 1) ^ static_cast<uint32_t>(unit)) * 16);
+            make_opaque(made.places[unit]);
+        }
+        made.scale_place = kWeightBytes + row * 16 + static_cast<uint32_t>(t / 2 * 8);
+        return made;
     }
-    const uint32_t scale_place = own_row * 16 + static_cast<uint32_t>(t / 2 * 8);
-    feature += warp * 16;
+};
+
+/// Sums of `stages` stages for Tokens tokens.
+template <int Tokens, bool kGated>
+__device__ __forceinline__ void multiply(const Memory& memory,
+                                         Place& ring,
+                                         int stages,
+                                         float (&all)[kSums]) {
+    constexpr uint32_t kSecond = kGated ? kTileRows / 2 : 8;  ///< rows to the other one
+    const auto with = Multiplier::make<kGated>(memory);
+    Fixed& fixed = memory.fixed();
     float sums[Tokens / 2] = {};
     uint32_t a[2][2][4];
     uint32_t words[2];
     uint2 scales[2];
-    const auto load_scale_words = [&](int stage) {
-        const uint32_t address = shared_address(shared.scales[stage]) + scale_place;
-        scales[0] = load_shared_two(address);
-        scales[1] = load_shared_two(address + 8 * 16);
+    const auto load_scale_words = [&](uint32_t weights) {
+        scales[0] = load_shared_two(weights + with.scale_place);
+        scales[1] = load_shared_two(weights + with.scale_place + kSecond * 16);
     };
-    const auto load_words = [&](int stage, int unit) {
-        const uint32_t address = shared_address(shared.weights[stage]) + places[unit];
-        words[0] = load_shared(address);
-        words[1] = load_shared(address + 8 * kWeightRowBytes);
+    const auto load_words = [&](uint32_t weights, int unit) {
+        words[0] = load_shared(weights + with.places[unit]);
+        words[1] = load_shared(weights + with.places[unit] + kSecond * kWeightRowBytes);
     };
     const auto decode = [&](int unit) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             uint32_t pairs[4];
-            decoder.pairs(words[i], pairs);
+            with.decoder.pairs(words[i], pairs);
             const uint32_t two = unit < 2 ? scales[i].x : scales[i].y;
 #pragma unroll
             for (int c = 0; c < 4; ++c)
@@ -363,15 +267,16 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
         }
     };
 
-    barrier_wait(&shared.full[ring.slot], ring.parity);
-    load_words(ring.slot, 0);
-    load_scale_words(ring.slot);
+    barrier_wait(&fixed.full[ring.slot], ring.parity);
+    uint32_t weights = shared_address(memory.weights(ring.slot));
+    load_words(weights, 0);
+    load_scale_words(weights);
     decode(0);
-    for (int step = 0; step < p.steps; ++step) {
-        const int stage = ring.slot, before = ring.before();
-        const bool last = step + 1 == p.steps;
-        const uint64_t x = wgmma_rows_from(wgmma_start(shared.x[stage]));
-        ring.next();
+    for (int step = 0; step < stages; ++step) {
+        const int before = ring.before(memory.stages);
+        const bool last = step + 1 == stages;
+        const uint64_t x = wgmma_rows_from(wgmma_start(memory.x(ring.slot)));
+        ring.next(memory.stages);
 #pragma unroll
         for (int unit = 0; unit < kStageUnits; ++unit) {
             wgmma_fence();
@@ -384,15 +289,16 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
             }
             wgmma_commit();
             if (unit + 1 < kStageUnits) {
-                load_words(stage, unit + 1);
+                load_words(weights, unit + 1);
             } else if (!last) {
-                barrier_wait(&shared.full[ring.slot], ring.parity);
-                load_words(ring.slot, 0);
-                load_scale_words(ring.slot);
+                barrier_wait(&fixed.full[ring.slot], ring.parity);
+                weights = shared_address(memory.weights(ring.slot));
+                load_words(weights, 0);
+                load_scale_words(weights);
             }
             wgmma_wait<1>();
             // All products of the stage before are done.
-            if (unit == 0 && step > 0) release(&shared.empty[before]);
+            if (unit == 0 && step > 0) release(&fixed.empty[before]);
             if (unit + 1 < kStageUnits)
                 decode(unit + 1);
             else if (!last)
@@ -400,54 +306,102 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
         }
     }
     wgmma_wait<0>();
-    release(&shared.empty[ring.before()]);
-    if (p.add)
-        store_tile<Tokens, true>(p, token, feature, outer, sums);
-    else
-        store_tile<Tokens, false>(p, token, feature, outer, sums);
+    release(&fixed.empty[ring.before(memory.stages)]);
+#pragma unroll
+    for (int i = 0; i < Tokens / 2; ++i) all[i] = sums[i];
 }
 
-template <int Max>
-__device__ __forceinline__ void consume(const Operands& p, Shared<Max>& shared) {
-    Ring<Shared<Max>::kStages> ring;
-    const float outer = p.outer[0];
-    const int block = static_cast<int>(block_in_cluster());
-    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
-         index += static_cast<int>(gridDim.x) / kBlocks) {
-        const Item item = item_of(p, index);
-        if (item.token >= p.rows) continue;
-        const int64_t feature = (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures;
-        if constexpr (Max == 256)
-            if (item.count == 256) multiply_item<256>(p, shared, ring, item.token, feature, outer);
-        if constexpr (Max >= 128)
-            if (item.count == 128) multiply_item<128>(p, shared, ring, item.token, feature, outer);
-        if (item.count == 64) multiply_item<64>(p, shared, ring, item.token, feature, outer);
+template <bool kGated>
+__device__ __forceinline__ void multiply_chunk(
+    int tokens, const Memory& memory, Place& ring, int stages, float (&sums)[kSums]) {
+    switch (tokens) {
+        case 64:
+            return multiply<64, kGated>(memory, ring, stages, sums);
+        case 96:
+            return multiply<96, kGated>(memory, ring, stages, sums);
+        case 128:
+            return multiply<128, kGated>(memory, ring, stages, sums);
+        case 160:
+            return multiply<160, kGated>(memory, ring, stages, sums);
+        case 192:
+            return multiply<192, kGated>(memory, ring, stages, sums);
+        case 224:
+            return multiply<224, kGated>(memory, ring, stages, sums);
+        default:
+            return multiply<256, kGated>(memory, ring, stages, sums);
     }
 }
 
-template <DType F, int Max>
+/// What becomes of finished sums.
+template <bool kGated>
+__device__ __forceinline__ void finish_item(const Maps& maps,
+                                            const Operands& p,
+                                            const Memory& memory,
+                                            const Item& item,
+                                            float (&sums)[kSums]) {
+    const int block = static_cast<int>(block_in_cluster());
+    int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+    make_opaque(warp);
+    const int64_t feature =
+        (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures<kGated>;
+    if constexpr (kGated)
+        store_gated(p, item, &maps.out, memory.out(warp / 4),
+                    static_cast<int32_t>(feature) + warp / 4 * 32, sums);
+    else if (p.add)
+        store_tile<true>(p, item, feature + warp * 16, sums);
+    else
+        store_tile<false>(p, item, feature + warp * 16, sums);
+}
+
+template <bool kGated>
+__device__ __forceinline__ void consume(const Maps& maps, const Operands& p, const Memory& memory) {
+    Place ring;
+    float4* running = p.running + int64_t{blockIdx.x} *
+                                      static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
+    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.cut.items;
+         index += static_cast<int>(gridDim.x) / kBlocks) {
+        const Item work = item_of(p, index);
+        if (work.token >= p.rows) continue;
+        float sums[kSums];
+        for (int chunk = work.first_chunk; chunk < work.end_chunk; ++chunk) {
+            multiply_chunk<kGated>(work.count, memory, ring, stages_of(p, chunk), sums);
+            if (chunk > work.first_chunk) add_running(running, work.count, sums);
+            if (chunk + 1 < work.end_chunk) put_aside(running, work.count, sums);
+        }
+        // Found again, not kept: products take almost all registers.
+        int same = index;
+        make_opaque(same);
+        const Item item = item_of(p, same);
+        if (item.place >= 0 && !join_sums(p, item, memory.fixed(), sums)) continue;
+        finish_item<kGated>(maps, p, memory, item, sums);
+    }
+    if (kGated && threadIdx.x % 128 == 0) store_wait();
+}
+
+template <bool kGated>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
-    kernel(const __grid_constant__ CUtensorMap x_map,
-           const __grid_constant__ CUtensorMap weight_map,
-           const __grid_constant__ Operands p) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    auto& shared = *reinterpret_cast<Shared<Max>*>(memory);
+    kernel(const __grid_constant__ Maps maps, const __grid_constant__ Operands p) {
+    extern __shared__ __align__(1024) unsigned char memory_start[];
+    const Memory memory{memory_start, p.stages, p.stage_bytes};
     if (threadIdx.x == 0) {
-#pragma unroll
-        for (int i = 0; i < Shared<Max>::kStages; ++i) {
-            barrier_init(&shared.full[i], 1 + kLoaders);
-            barrier_init(&shared.empty[i], kWarpgroups * 4 * kBlocks);
+        Fixed& fixed = memory.fixed();
+        for (int i = 0; i < p.stages; ++i) {
+            barrier_init(&fixed.full[i], 1 + kLoaders);
+            barrier_init(&fixed.empty[i], kWarpgroups * 4 * kBlocks);
         }
         barrier_init_fence();
-        shared.table = {kBf16High0, kBf16Low0};
+        fixed.table = {kBf16High0, kBf16Low0};
     }
     cluster_meet();
     if (threadIdx.x < 128) {
         fewer_registers<kLoaderRegisters>();
-        produce<F, Max>(&x_map, &weight_map, p, shared);
+        if (p.format == DType::kNVFP4)
+            produce<DType::kNVFP4, kGated>(maps, p, memory);
+        else
+            produce<DType::kMXFP4, kGated>(maps, p, memory);
     } else {
         more_registers<kProductRegisters>();
-        consume<Max>(p, shared);
+        consume<kGated>(maps, p, memory);
     }
     __syncwarp();
     // Shared memory stays until nobody writes to it any more.
@@ -459,33 +413,11 @@ inline int clusters_of(int multiprocessors) {
     return std::max(multiprocessors / kBlocks, 1);
 }
 
-/// Cuts the product into tiles: waves of whole ones, the last tiles in pieces where that is faster.
-inline void cut_tiles(Operands& p, int multiprocessors) {
-    const int64_t clusters = clusters_of(multiprocessors);
-    const int64_t features = ceil_div(p.n, int64_t{kFeatures} * kBlocks);
-    // What a tile of 256, 128 and 64 tokens takes.
-    const auto cost = [](int tokens) { return tokens == 256 ? 100 : tokens == 128 ? 61 : 50; };
-    int64_t least = INT64_MAX;
-    for (int tile = 256; tile >= 64; tile /= 2) {
-        for (int pieces = 1; tile / pieces >= 64; pieces *= 2) {
-            const int64_t tiles = features * ceil_div(p.rows, tile);
-            const int64_t whole = pieces == 1 ? tiles : tiles / clusters * clusters;
-            const int64_t items = whole + (tiles - whole) * pieces;
-            const int64_t time = ceil_div(whole, clusters) * cost(tile) +
-                                 ceil_div(items - whole, clusters) * cost(tile / pieces);
-            if (time >= least) continue;
-            least = time;
-            p.tile = tile;
-            p.pieces = pieces;
-            p.token_tiles = static_cast<int32_t>(ceil_div(p.rows, tile));
-            p.whole = static_cast<int32_t>(whole);
-            p.items = static_cast<int32_t>(items);
-        }
-    }
-}
-
-template <DType F>
-Operands operands_of(const Product& product, int multiprocessors) {
+/// The operands of a product; `features` of a block.
+inline Operands operands_of(const Product& product,
+                            DType format,
+                            int features,
+                            const Device& device) {
     Operands p{};
     p.scales = product.scales;
     p.outer = product.outer;
@@ -496,11 +428,19 @@ Operands operands_of(const Product& product, int multiprocessors) {
     p.rows = product.rows;
     p.units = product.units;
     p.add = product.add;
-    constexpr auto kBytes = static_cast<uintptr_t>(StageScales<F>::kBytes);
+    p.format = format;
     p.scales_aligned =
-        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % kBytes == 0;
-    p.steps = static_cast<int32_t>(ceil_div(product.units, kStageUnits));
-    cut_tiles(p, multiprocessors);
+        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % 8 == 0;
+    const int clusters = clusters_of(device.multiprocessors());
+    p.cut = cut_tiles(product.rows, ceil_div(product.n, int64_t{features} * kBlocks), product.k,
+                      clusters);
+    p.stages = stage_count(p.cut.tile);
+    p.stage_bytes = stage_bytes(p.cut.tile);
+    p.running = reinterpret_cast<float4*>(product.sums);
+    p.shared = reinterpret_cast<float4*>(product.sums + running_bytes(p.cut, clusters));
+    p.tickets = device.tickets();
+    const auto shared = static_cast<size_t>((p.cut.items - p.cut.whole) / p.cut.chunks.count);
+    check(shared * kBlocks * kWarpgroups <= Device::kTickets, "more shared sums than tickets");
     return p;
 }
 
@@ -514,34 +454,34 @@ inline CUtensorMap x_map(const Product& product) {
          .stride_bytes = {static_cast<uint64_t>(product.x_stride) * 2},
          .box = {kHalfColumns, kBoxRows}});
 }
-inline CUtensorMap weight_map(const Product& product) {
+inline CUtensorMap weight_map(const Product& product, const uint8_t* codes, uint32_t features) {
     const auto bytes = static_cast<uint64_t>(product.units) * kPieceBytes;
     return tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
                        .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
-                       .data = product.codes,
+                       .data = codes,
                        .axes = 2,
                        .shape = {bytes, static_cast<uint64_t>(product.n)},
                        .stride_bytes = {bytes},
-                       .box = {kWeightRowBytes, kFeatures}});
+                       .box = {kWeightRowBytes, features}});
+}
+inline CUtensorMap out_map(const Product& product, void* out) {
+    return tensor_map(
+        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE,
+         .data = out,
+         .axes = 2,
+         .shape = {static_cast<uint64_t>(product.n), static_cast<uint64_t>(product.rows)},
+         .stride_bytes = {static_cast<uint64_t>(product.n) * 2},
+         .box = {32, 32}});
 }
 
-template <DType F, int Max>
-void launch(Device& device, const Product& product, const Operands& p) {
-    const int clusters = std::min(p.items, clusters_of(device.multiprocessors()));
-    device.launch("gemm_sm90", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
-                  dim3(kThreads), sizeof(Shared<Max>), x_map(product), weight_map(product), p);
+template <bool kGated>
+void launch(Device& device, const Maps& maps, const Operands& p) {
+    const int clusters = std::min(p.cut.items, clusters_of(device.multiprocessors()));
+    device.launch(kGated ? "gemm_sm90_glu" : "gemm_sm90", kernel<kGated>,
+                  dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
+                  shared_bytes(p.cut.tile), maps, p);
 }
 
 }  // namespace sm90
-
-/// A plain product (no pairs) whose x is bf16 with transposed pairs, its rows
-/// aligned to 16 bytes.
-template <DType F>
-void run_gemm_sm90(Device& device, Product& product) {
-    const sm90::Operands p = sm90::operands_of<F>(product, device.multiprocessors());
-    // All tiles give the same bits.
-    if (p.tile == 256) return sm90::launch<F, 256>(device, product, p);
-    return sm90::launch<F, 128>(device, product, p);
-}
-
 }  // namespace tessera::cuda

@@ -12,14 +12,6 @@ uint8_t bit_of(ActFormat format) {
     return static_cast<uint8_t>(1u << static_cast<unsigned>(format));
 }
 
-/// The view that a weight wants.
-const ActView& view_of(const std::array<ActView, 2>& views, uint8_t wants) {
-    for (const ActView& view : views)
-        if (!view.values.absent() && (wants & bit_of(view.format)) != 0) return view;
-    check(false, "a product's rows lack the format that its weight wants");
-    return views[0];
-}
-
 bool starts_aligned(const Tensor& rows, size_t element_bytes, size_t alignment) {
     return reinterpret_cast<uintptr_t>(rows.data) % alignment == 0 &&
            static_cast<size_t>(rows.stride[0]) * element_bytes % alignment == 0;
@@ -58,17 +50,6 @@ Run gemm_of(DType format) {
     }
 }
 
-/// The product on tensor cores of Hopper, null where there is none.
-Run hopper_gemm_of([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
-#if TESSERA_SM90A
-    if (device.properties().major == 9) {
-        if (format == DType::kNVFP4) return run_gemm_sm90<DType::kNVFP4>;
-        if (format == DType::kMXFP4) return run_gemm_sm90<DType::kMXFP4>;
-    }
-#endif
-    return nullptr;
-}
-
 Run gemv_of(DType format) {
     switch (format) {
         case DType::kF32:
@@ -102,6 +83,15 @@ Run gemv_of(DType format) {
     }
 }
 
+}  // namespace
+
+const ActView& view_of(const std::array<ActView, 2>& views, uint8_t wants) {
+    for (const ActView& view : views)
+        if (!view.values.absent() && (wants & bit_of(view.format)) != 0) return view;
+    check(false, "a product's rows lack the format that its weight wants");
+    return views[0];
+}
+
 Product product_of(const ProductCall& call, const ActView& view) {
     const Weight& weight = call.weight;
     const bool f32 = view.format == ActFormat::kF32;
@@ -118,15 +108,40 @@ Product product_of(const ProductCall& call, const ActView& view) {
     p.x_paired = view.transposed_pairs;
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
-    p.out = call.out.as<float>();
-    p.out_stride = call.out.stride[0];
+    if (!call.out.absent()) {
+        p.out = call.out.as<float>();
+        p.out_stride = call.out.stride[0];
+        p.out_pairs = starts_aligned(call.out, sizeof(float), 2 * sizeof(float));
+    }
     p.add = call.accumulate == Accumulate::kAdd;
-    p.out_pairs = starts_aligned(call.out, sizeof(float), 2 * sizeof(float));
+    p.sums = call.sums;
     p.rows = call.rows;
     return p;
 }
 
-}  // namespace
+bool on_hopper([[maybe_unused]] const Device& device,
+               [[maybe_unused]] DType format,
+               [[maybe_unused]] const ActView& view) {
+#if TESSERA_SM90A
+    return device.properties().major == 9 && (format == DType::kNVFP4 || format == DType::kMXFP4) &&
+           view.format == ActFormat::kBF16 && view.transposed_pairs &&
+           starts_aligned(view.values, 2, 16);
+#else
+    return false;
+#endif
+}
+
+std::byte* allocate_sums([[maybe_unused]] Exec& ex,
+                         [[maybe_unused]] const Device& device,
+                         [[maybe_unused]] const Weight& weight) {
+#if TESSERA_SM90A
+    const bool fp4 = weight.format == DType::kNVFP4 || weight.format == DType::kMXFP4;
+    if (device.properties().major == 9 && fp4 && ex.prompt_rows > 0)
+        if (const size_t bytes = sums_bytes_sm90(weight.cols); bytes > 0)
+            return ex.arena.allocate_bytes(bytes);
+#endif
+    return nullptr;
+}
 
 std::string product_label(std::string_view op, DType format) {
     std::string label(op);
@@ -161,11 +176,11 @@ void launch_product(Device& device, const ProductCall& call) {
         p.out_pairs = p.out_pairs && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(float)) == 0;
     }
     const bool tensor_cores = prompt && view.format == ActFormat::kBF16;
-    Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
-    if (tensor_cores && call.work == nullptr && p.x_paired && p.x_aligned) {
-        const Run hopper = hopper_gemm_of(device, call.weight.format);
-        if (hopper != nullptr) run = hopper;
-    }
+#if TESSERA_SM90A
+    if (prompt && call.work == nullptr && on_hopper(device, call.weight.format, view))
+        return run_gemm_sm90(device, p, call.weight.format);
+#endif
+    const Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
@@ -180,6 +195,8 @@ void CudaOps::linear(Exec& ex,
     check(x.cols == weight.cols && out.rows() == x.rows && out.cols() == weight.rows,
           "linear: shapes");
     check(bias.absent() || bias.elements() == weight.rows, "linear: bias");
+    const Scope scope(ex.arena);
+    std::byte* const sums = allocate_sums(ex, *device_, weight);
     if (ex.planning() || x.rows == 0) return;
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows);
     const double products = static_cast<double>(x.rows) * static_cast<double>(weight.rows);
@@ -188,6 +205,7 @@ void CudaOps::linear(Exec& ex,
                       static_cast<double>(matrix_bytes(weight.format, weight.rows, weight.cols)) +
                           4 * products + 2 * static_cast<double>(x.rows * x.cols));
     ProductCall call{.x = x, .weight = weight, .bias = bias, .out = out, .accumulate = accumulate};
+    call.sums = sums;
     if (prompt > 0) {
         call.kind = RowKind::kPrompt;
         call.rows = prompt;

@@ -5,6 +5,8 @@
 
 namespace tessera::cuda {
 
+struct Product;  // product.cuh
+
 /// Which rows of an input a product takes, by their kind.
 enum class RowKind : uint8_t { kPrompt, kGenerated };
 
@@ -13,11 +15,12 @@ struct ProductCall {
     const GemmInput& x;
     const Weight& weight;
     const Tensor& bias;  ///< F32 [N] or absent
-    const Tensor& out;   ///< [rows, N]; grouped: [all pairs, N]
+    const Tensor& out;   ///< [rows, N]; grouped: [all pairs, N]; absent for gated products
     Accumulate accumulate = Accumulate::kNo;
     RowKind kind = RowKind::kPrompt;
-    int64_t first_row = 0;  ///< of x, where this kind's rows start
-    int64_t rows = 0;       ///< of x
+    int64_t first_row = 0;      ///< of x, where this kind's rows start
+    int64_t rows = 0;           ///< of x
+    std::byte* sums = nullptr;  ///< what allocate_sums() gave
 
     // Grouped by experts when `work` is set: its pairs [first_pair, first_pair + pairs).
     const ExpertWork* work = nullptr;
@@ -28,6 +31,18 @@ struct ProductCall {
 /// Queues the product: tensor cores for bf16 prompt rows, f32 sums of exact weights for everything
 /// else.
 void launch_product(Device& device, const ProductCall& call);
+
+/// Whether rows of this view meet a weight of this format in the product for Hopper.
+bool on_hopper(const Device& device, DType format, const ActView& view);
+
+/// Memory that products of prompt rows with such a weight take, from ex.arena; also when planning.
+std::byte* allocate_sums(Exec& ex, const Device& device, const Weight& weight);
+
+/// A product of the rows of a view.
+Product product_of(const ProductCall& call, const ActView& view);
+
+/// The view that a weight wants.
+const ActView& view_of(const std::array<ActView, 2>& views, uint8_t wants);
 
 /// The label under which products with a weight are counted: "linear[nvfp4]".
 std::string product_label(std::string_view op, DType format);

@@ -147,6 +147,20 @@ void CudaOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, cons
     launch_by_fours(*device_, "glu", work, rows::row_count(gates), gates.cols());
 }
 
+void store_glu(Device& device,
+               const Tensor& gate,
+               const Tensor& up,
+               Glu kind,
+               const GemmInput& input,
+               int64_t prompt_rows) {
+    rows::GluInputWork work;
+    work.operands = glu_operands(gate, up, kind);
+    work.operands.vector = work.operands.vector && gate.cols() % 4 == 0;
+    work.sink = rows::sink_of(input, prompt_rows);
+    work.heads = static_cast<uint32_t>(input.cols / gate.cols());
+    launch_by_fours(device, "glu_input", work, rows::row_count(gate), gate.cols());
+}
+
 GemmInput CudaOps::glu_input(
     Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
     check_glu_input(gate, up);
@@ -155,12 +169,7 @@ GemmInput CudaOps::glu_input(
     if (ex.planning() || gate.elements() == 0) return input;
     const auto elements = static_cast<double>(gate.elements());
     const Timed timed(*this, "glu_input", 8 * elements, 10 * elements);
-    rows::GluInputWork work;
-    work.operands = glu_operands(gate, up, kind);
-    work.operands.vector = work.operands.vector && gate.cols() % 4 == 0;
-    work.sink = rows::sink_of(input, ex.prompt_rows);
-    work.heads = static_cast<uint32_t>(heads);
-    launch_by_fours(*device_, "glu_input", work, rows::row_count(gate), gate.cols());
+    store_glu(*device_, gate, up, kind, input, ex.prompt_rows);
     return input;
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/weight.h"
 #include "ops/exec.h"
+#include "ops/ops.h"
 
 namespace tessera::cuda {
 
@@ -12,5 +13,15 @@ namespace tessera::cuda {
 /// written: f32 before bf16, prompt rows before generated rows. Formats other than kF32 and kBF16
 /// are bugs. Planning allocates the same.
 GemmInput allocate_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants);
+
+class Device;
+
+/// Queues act(gate) * up for the views of `input` that are there.
+void store_glu(Device& device,
+               const Tensor& gate,
+               const Tensor& up,
+               Glu kind,
+               const GemmInput& input,
+               int64_t prompt_rows);
 
 }  // namespace tessera::cuda
