@@ -8,12 +8,15 @@
 #include "backends/cuda/linear/gemm_sm90_operands.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/ptx/opaque.cuh"
+#include "backends/cuda/ptx/reduce_add.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/rows/rows.cuh"
 
 namespace tessera::cuda::sm90 {
 
-inline constexpr int kSums = kLargestTile / 2;     ///< of a thread
+inline constexpr int kSums = kLargestTile / 2;  ///< of a thread
+/// Fours of sums that are loaded together: those of a step of tokens, so that all of them exist.
+inline constexpr int kBatch = kTileStep / 8;
 inline constexpr int kOwners = 128 * kWarpgroups;  ///< threads that have sums
 
 /// Where this thread's sums begin among those of its block, and four of them: a warp's lie
@@ -46,17 +49,14 @@ __device__ __forceinline__ void put_aside(float4* block, int count, const float 
 /// Adds what this thread has put aside before.
 __device__ __forceinline__ void add_running(float4* block, int count, float (&sums)[kSums]) {
     float4* const own = own_sums(block);
-    constexpr int kBatch = 4;
 #pragma unroll
     for (int i = 0; i < kSums / 4; i += kBatch) {
         if (8 * i >= count) break;
         float4 before[kBatch];
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j)
-            if (8 * (i + j) < count) before[j] = __ldcg(sums_of(own, i + j));
+        for (int j = 0; j < kBatch; ++j) before[j] = __ldcg(sums_of(own, i + j));
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j)
-            if (8 * (i + j) < count) add_four(before[j], sums + 4 * (i + j));
+        for (int j = 0; j < kBatch; ++j) add_four(before[j], sums + 4 * (i + j));
     }
 }
 
@@ -66,7 +66,6 @@ __device__ __forceinline__ bool join_sums(const Operands& p,
                                           const Item& item,
                                           Fixed& fixed,
                                           float (&sums)[kSums]) {
-    constexpr int kBatch = 4;
     const int chunks = p.cut.chunks.count;
     const int block = static_cast<int>(blockIdx.x) % kBlocks;
     const int warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
@@ -99,7 +98,6 @@ __device__ __forceinline__ bool join_sums(const Operands& p,
             float4* const from = own_sums(sums_at(chunk));
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                if (8 * (i + j) >= item.count) continue;
                 float4 four = __ldcg(sums_of(from, i + j));
                 if (chunk > 0) add_four(all[j], &four.x);
                 all[j] = four;
@@ -114,8 +112,7 @@ __device__ __forceinline__ bool join_sums(const Operands& p,
             float4* const from = own_sums(sums_at(chunk));
 #pragma unroll
             for (int j = 0; j < kBatch; ++j)
-                if (8 * (i + j) < item.count)
-                    add_four(__ldcg(sums_of(from, i + j)), sums + 4 * (i + j));
+                add_four(__ldcg(sums_of(from, i + j)), sums + 4 * (i + j));
         }
     }
     return true;
@@ -128,7 +125,6 @@ __device__ __forceinline__ void store_tile(const Operands& p,
                                            const Item& item,
                                            int64_t feature,
                                            const float (&sums)[kSums]) {
-    constexpr int kBatch = 4;
     const float outer = p.outer[0];
     int lane = static_cast<int>(threadIdx.x) % 32;
     make_opaque(lane);
@@ -155,7 +151,7 @@ __device__ __forceinline__ void store_tile(const Operands& p,
                         __fadd_rn(__fmul_rn(sums[4 * j + 2 * half + i], outer), bias[half]);
                     if (8 * j + i >= left_of[half]) continue;
                     if constexpr (Add)
-                        atomicAdd(rows_of[i] + 8 * half, value);
+                        reduce_add(rows_of[i] + 8 * half, value);
                     else
                         rows_of[i][8 * half] = value;
                 }
