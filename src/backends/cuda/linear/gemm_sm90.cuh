@@ -372,7 +372,8 @@ __device__ __forceinline__ void consume(const Maps& maps, const Operands& p, con
         int same = index;
         make_opaque(same);
         const Item item = item_of(p, same);
-        if (item.place >= 0 && !join_sums(p, item, memory.fixed(), sums)) continue;
+        constexpr int kFours = kGated ? kBatch / 2 : kBatch;
+        if (item.place >= 0 && !join_sums<kFours>(p, item, memory.fixed(), sums)) continue;
         finish_item<kGated>(maps, p, memory, item, sums);
     }
     if (kGated && threadIdx.x % 128 == 0) store_wait();

@@ -61,14 +61,19 @@ __device__ __forceinline__ void add_running(float4* block, int count, float (&su
 }
 
 /// Puts the sums of one chunk of an item aside. The last of the warpgroups that share the item's
-/// features gets them all, added by rising chunk; for others the result is false.
+/// features gets them all, added by rising chunk; for others the result is false. `kFours` of a
+/// thread's sums are loaded at a time.
+template <int kFours>
 __device__ __forceinline__ bool join_sums(const Operands& p,
                                           const Item& item,
                                           Fixed& fixed,
                                           float (&sums)[kSums]) {
     const int chunks = p.cut.chunks.count;
     const int block = static_cast<int>(blockIdx.x) % kBlocks;
-    const int warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
+    static_assert(kBatch % kFours == 0);
+    int thread = static_cast<int>(threadIdx.x) - 128;
+    make_opaque(thread);  // what follows from it is not kept through the products
+    const int warpgroup = thread / 128;
     const int64_t block_sums = static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
     const auto sums_at = [&](int chunk) {
         const int place = item.place - item.first_chunk + chunk;
@@ -77,7 +82,7 @@ __device__ __forceinline__ bool join_sums(const Operands& p,
     put_aside(sums_at(item.first_chunk), item.count, sums);
     __threadfence();
     named_sync(1 + warpgroup, 128);
-    if (threadIdx.x % 128 == 0) {
+    if (thread % 128 == 0) {
         uint32_t* ticket =
             p.tickets + (item.place / chunks * kBlocks + block) * kWarpgroups + warpgroup;
         const uint32_t before = atomicAdd(ticket, 1u);
@@ -90,14 +95,14 @@ __device__ __forceinline__ bool join_sums(const Operands& p,
     named_sync(1 + warpgroup, 128);
     if (fixed.ticket[warpgroup] + 1 != static_cast<uint32_t>(chunks)) return false;
 #pragma unroll
-    for (int i = 0; i < kSums / 4; i += kBatch) {
+    for (int i = 0; i < kSums / 4; i += kFours) {
         if (8 * i >= item.count) break;
-        float4 all[kBatch] = {};
+        float4 all[kFours] = {};
 #pragma unroll 1
         for (int chunk = 0; chunk < item.first_chunk; ++chunk) {
             float4* const from = own_sums(sums_at(chunk));
 #pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
+            for (int j = 0; j < kFours; ++j) {
                 float4 four = __ldcg(sums_of(from, i + j));
                 if (chunk > 0) add_four(all[j], &four.x);
                 all[j] = four;
@@ -105,13 +110,13 @@ __device__ __forceinline__ bool join_sums(const Operands& p,
         }
         if (item.first_chunk > 0) {
 #pragma unroll
-            for (int j = 0; j < kBatch; ++j) add_four(all[j], sums + 4 * (i + j));
+            for (int j = 0; j < kFours; ++j) add_four(all[j], sums + 4 * (i + j));
         }
 #pragma unroll 1
         for (int chunk = item.end_chunk; chunk < chunks; ++chunk) {
             float4* const from = own_sums(sums_at(chunk));
 #pragma unroll
-            for (int j = 0; j < kBatch; ++j)
+            for (int j = 0; j < kFours; ++j)
                 add_four(__ldcg(sums_of(from, i + j)), sums + 4 * (i + j));
         }
     }
@@ -187,11 +192,11 @@ __device__ __forceinline__ void store_gated_round(const CUtensorMap* map,
                                                   int32_t token,
                                                   int32_t feature,
                                                   const float (&values)[8]) {
-    const int warpgroup = static_cast<int>(threadIdx.x) / 128 - 1;
-    const int warp = thread / 32, lane = thread % 32, group = lane / 4, t = lane % 4;
+    const int warpgroup = thread / 128;
+    const int warp = thread / 32 % 4, lane = thread % 32, group = lane / 4, t = lane % 4;
     const bool odd = group % 2 == 1;
     // What was there before has been read.
-    if (thread == 0) store_wait_read();
+    if (thread % 128 == 0) store_wait_read();
     __syncwarp();
     named_sync(1 + warpgroup, 128);
 #pragma unroll
@@ -206,7 +211,7 @@ __device__ __forceinline__ void store_gated_round(const CUtensorMap* map,
     }
     fence_async_proxy();
     named_sync(1 + warpgroup, 128);
-    if (thread == 0) {
+    if (thread % 128 == 0) {
         store_box(map, feature, token, collected);
         store_commit();
     }
@@ -223,7 +228,7 @@ __device__ __forceinline__ void store_gated(const Operands& p,
     constexpr int kRounds = 2;  ///< of 32 tokens between moves of the sums
     if (feature >= p.n) return;
     const float2 outer = make_float2(p.outer[0], p.up_outer[0]);
-    int thread = static_cast<int>(threadIdx.x) % 128;
+    int thread = static_cast<int>(threadIdx.x) - 128;
     make_opaque(thread);  // what follows from it is not kept through the products
     // A loop, as the activation is long: the sums move instead of the places that are read.
 #pragma unroll 1
