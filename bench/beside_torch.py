@@ -1,108 +1,149 @@
 #!/usr/bin/env python3
 """Ops of the CUDA backend beside what PyTorch calls for the same work, in turn, in one session on one card.
 
-usage: bench/beside_torch.py [--tessera build/tessera] [--rounds 5] [PATTERN]
-Needs PyTorch with CUDA. Runs `tessera test-ops perf -b cuda` on the card's own cases and after each of them the peer:
-NVFP4 products: cuBLAS with bf16 weights (torch.matmul); attention: cuDNN or, where it refuses, the fastest kernel of
-scaled_dot_product_attention; the gated delta rule has no peer there. Prints a line per case: medians over the rounds, the
-least and the most, the ratio peer / ours (above 1: ours is faster).
+usage: bench/beside_torch.py [--tessera build/tessera] [--rounds 3] [--act bf16|fp8] [PATTERN]
+Needs PyTorch with CUDA. A round runs `tessera test-ops perf -b cuda` on the cases that match PATTERN and then their peers:
+NVFP4 products: cuBLAS with bf16 weights (torch.matmul) and, where activations are fp8 (--act fp8, or act=fp8 in the name
+of a case), cuBLASLt in fp8 (torch._scaled_mm) as well; attention over whole prompts: cuDNN or, where it refuses,
+FlashAttention (scaled_dot_product_attention); the gated delta rule has no peer there. Both sides report the best of their
+runs. A line per case: the median over the rounds, the least and the most in microseconds, the ratios peer / ours (above
+1: ours is faster). Most of the time goes into making weights and operands on the host.
 """
 import argparse
 import json
 import re
 import statistics
 import subprocess
+import sys
+import time
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DEVICE = "cuda"
+# Sets of operands, so that a weight does not stay in the second-level cache.
+COPIES = 3
 
 
-def microseconds(work, copies):
-    """Median of single runs by events; `work(i)` uses input set i, of which there are `copies`."""
-    for i in range(copies):
+def microseconds(work):
+    """The best of single runs by events; `work(i)` uses set i of the operands."""
+    for i in range(COPIES):
         work(i)
     times = []
     for i in range(10):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        work(i % copies)
+        work(i % COPIES)
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+    return min(times)
 
 
-def product_peer(n, k, t):
-    copies = 3  # of the weight, so that it does not stay in the second-level cache
-    weights = [torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16) for _ in range(copies)]
+def bf16_product(n, k, t):
+    weights = [torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16) for _ in range(COPIES)]
     x = torch.randn(t, k, device=DEVICE, dtype=torch.bfloat16)
-    return lambda: microseconds(lambda i: torch.matmul(x, weights[i].T), copies)
+    return microseconds(lambda i: torch.matmul(x, weights[i].T))
 
 
-def attention_peer(heads, kv_heads, size, first, count):
-    if first > 0:
-        return None  # its causal mask is that of whole prompts
+def fp8_product(n, k, t):
+    def numbers(rows):
+        return torch.randn(rows, k, device=DEVICE).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+    weights = [numbers(n) for _ in range(COPIES)]
+    x = numbers(t)
+    one = torch.ones((), device=DEVICE)
+    return microseconds(lambda i: torch._scaled_mm(
+        x, weights[i].T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True))
+
+
+def attention(heads, kv_heads, size, count):
     q = torch.randn(1, heads, count, size, device=DEVICE, dtype=torch.bfloat16)
     k, v = (torch.randn(1, kv_heads, count, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
 
-    def run(_):
-        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+    def run(backend):
+        with sdpa_kernel(backend):
             F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-    return lambda: microseconds(run, 1)
+    try:
+        return microseconds(lambda _: run(SDPBackend.CUDNN_ATTENTION))
+    except RuntimeError:
+        return microseconds(lambda _: run(SDPBackend.FLASH_ATTENTION))
 
 
-def peer_of(case):
+def peers_of(case, act):
+    """{name: function that gives its time} of the work that a case names."""
     def number(name):
-        return int(re.search(rf"\b{name}=(\d+)", case).group(1))
+        found = re.search(rf"[(,]{name}=(\d+)", case)
+        return int(found.group(1)) if found else None
 
     if case.startswith("MUL_MAT("):
-        return product_peer(number("m"), number("k"), number("n"))
-    if case.startswith("FLASH_ATTN("):
-        first, count = map(int, re.search(r"runs=\[(\d+)\+(\d+)", case).groups())
-        return attention_peer(number("nh"), number("nkv"), number("hs"), first, count)
-    return None
+        shape = number("m"), number("k"), number("n")
+        if None in shape:
+            return {}
+        peers = {"cuBLAS bf16": lambda: bf16_product(*shape)}
+        named = re.search(r"[(,]act=(\w+)", case)
+        if (named.group(1) if named else act) == "fp8":
+            peers["cuBLASLt fp8"] = lambda: fp8_product(*shape)
+        return peers
+    runs = re.search(r"runs=\[0\+(\d+)\]", case)  # the peers' causal mask is that of whole prompts
+    if case.startswith("FLASH_ATTN(") and runs and "prompts=0" not in case:
+        heads = number("nh"), number("nkv"), number("hs")
+        if None in heads:
+            return {}
+        return {"attention": lambda: attention(*heads, int(runs.group(1)))}
+    return {}
 
 
-def ours(tessera, case):
-    pattern = "^" + re.escape(case).replace("\\-", "-") + "$"
-    out = subprocess.run(
-        [tessera, "test-ops", "perf", "-b", "cuda", "-p", pattern, "--output", "jsonl"],
-        capture_output=True, text=True, check=True).stdout
-    return json.loads(out.splitlines()[-1])["us_per_run"]
+def ours(arguments):
+    """{case: microseconds} of one run of the program."""
+    command = [arguments.tessera, "test-ops", "perf", "-b", "cuda", "-p", arguments.pattern, "--output", "jsonl"]
+    if arguments.act:
+        command += ["--act", arguments.act]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"beside_torch: {' '.join(command)}: {done.stderr.strip()}")
+    tests = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {test["case"]: test["us_per_run"] for test in tests}
 
 
 def spread(times):
-    return f"{statistics.median(times):9.1f} ({min(times):.1f}..{max(times):.1f})"
+    return f"{statistics.median(times):.1f} ({min(times):.1f}..{max(times):.1f})"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pattern", nargs="?", default=r"m=(17408|5120)|nh=(24|32),|runs=\[0\+(2048|16384)\]")
+    parser.add_argument("pattern", nargs="?", default=r"m=(17408|5120),|nh=(24|32),|runs=\[0\+(2048|16384)\]")
     parser.add_argument("--tessera", default="build/tessera")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--act", help="format of activations, as of tessera")
     arguments = parser.parse_args()
-    listed = subprocess.run(
-        [arguments.tessera, "test-ops", "perf", "-b", "cuda", "-p", arguments.pattern, "--output", "jsonl"],
-        capture_output=True, text=True, check=True).stdout
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; microseconds, {arguments.rounds} rounds")
-    for case in (json.loads(line)["case"] for line in listed.splitlines() if line.startswith("{")):
-        peer = peer_of(case)
-        mine, theirs = [], []
-        for _ in range(arguments.rounds):
-            mine.append(ours(arguments.tessera, case))
-            if peer is not None:
-                theirs.append(peer())
-        line = f"{case}: ours {spread(mine)}"
-        if theirs:
-            ratio = statistics.median(theirs) / statistics.median(mine)
-            line += f", peer {spread(theirs)}, peer / ours {ratio:.3f}"
-        print(line, flush=True)
-        del peer
-        torch.cuda.empty_cache()
+    mine, theirs, refused = {}, {}, {}
+    start = time.monotonic()
+    for number in range(1, arguments.rounds + 1):
+        for case, took in ours(arguments).items():
+            mine.setdefault(case, []).append(took)
+        print(f"round {number}: ours after {time.monotonic() - start:.0f} s", file=sys.stderr)
+        for case in mine:
+            for name, peer in peers_of(case, arguments.act).items():
+                try:
+                    theirs.setdefault((case, name), []).append(peer())
+                except (RuntimeError, ValueError) as error:
+                    refused[case, name] = str(error).splitlines()[0][:120]
+                torch.cuda.empty_cache()
+        print(f"round {number}: peers after {time.monotonic() - start:.0f} s", file=sys.stderr)
+    for case, times in mine.items():
+        line = f"{case}: ours {spread(times)}"
+        for name in peers_of(case, arguments.act):
+            if theirs.get((case, name)):
+                peer = theirs[case, name]
+                ratio = statistics.median(peer) / statistics.median(times)
+                line += f"; {name} {spread(peer)}, / ours {ratio:.3f}"
+            else:
+                line += f"; {name} refused: {refused.get((case, name))}"
+        print(line)
 
 
 main()

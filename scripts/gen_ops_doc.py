@@ -34,11 +34,11 @@ def document(text):
             comment.append(line)
         elif line.startswith("virtual") and "~" not in line:
             declaration = line
-            while not declaration.endswith(";"):
+            while not declaration.endswith((";", "}")):
                 index += 1
                 declaration += " " + body[index].strip()
             fused = not declaration.endswith("= 0;")
-            declaration = re.sub(r"^virtual | = 0;$|;$", "", declaration).replace("( ", "(")
+            declaration = re.sub(r"^virtual | = 0;$|;$| \{.*\}$", "", declaration).replace("( ", "(")
             name = re.search(r"(\w+)\(", declaration).group(1)
             out += ["", f"### `{name}`" + (" (default body)" if fused else ""), "", "```cpp",
                     declaration, "```"]

@@ -38,10 +38,25 @@ std::string proc_value(const char* path, std::string_view key) {
     return {};
 }
 
-int64_t peak_resident_bytes() {
-    const std::string kib = proc_value("/proc/self/status", "VmHWM");
-    return kib.empty() ? 0 : 1024 * std::strtoll(kib.c_str(), nullptr, 10);
-}
+/// The largest resident size of this process, without what measuring took.
+class PeakMemory {
+  public:
+    int64_t bytes() const {
+        const std::string kib = proc_value("/proc/self/status", "VmHWM");
+        const int64_t now = 1024 * std::strtoll(kib.c_str(), nullptr, 10);  // 0 for ""
+        return std::max(earlier_, now);
+    }
+    /// Around work whose memory shall not count.
+    template <class Work>
+    void leave_out(const Work& work) {
+        earlier_ = bytes();
+        work();
+        std::ofstream("/proc/self/clear_refs") << 5;  // resets VmHWM, proc(5)
+    }
+
+  private:
+    int64_t earlier_ = 0;
+};
 
 /// Whether two tests can run on one loaded engine, whatever its context.
 bool same_engine(const BenchTest& a, const BenchTest& b) {
@@ -52,8 +67,8 @@ bool same_engine(const BenchTest& a, const BenchTest& b) {
 /// The tests of a list that share an engine, and what that engine needs.
 class Bench {
   public:
-    Bench(const BenchOptions& options, Engine& engine)
-        : options_(options), engine_(engine), sequence_(engine.new_sequence()) {}
+    Bench(const BenchOptions& options, Engine& engine, PeakMemory& peak)
+        : options_(options), engine_(engine), peak_(peak), sequence_(engine.new_sequence()) {}
 
     std::vector<int64_t> run(const BenchTest& test, std::string_view title) {
         if (options_.warmup) warm_up(test, title);
@@ -68,15 +83,20 @@ class Bench {
 
     /// One more run with the clock of each op on, apart from the measured ones: reading clocks
     /// costs time.
-    std::string ops(const BenchTest& test, std::string_view title) {
+    OpsRun ops(const BenchTest& test, std::string_view title) {
+        if (!ceilings_.has_value()) {
+            say(title, "measuring the device's peaks");
+            peak_.leave_out([&] { ceilings_ = engine_.ops().measure_ceilings(); });
+        }
         fill(test.n_depth, title);
+        say(title, "run with the clocks of the ops");
         engine_.set_recording(false);
         engine_.ops().set_op_timing(true);
         engine_.ops().reset_op_counts();
         const double seconds = static_cast<double>(timed(test)) / 1e9;
         engine_.ops().set_op_timing(false);
         engine_.set_recording(true);
-        return ops_table(engine_.ops().op_counts(), seconds);
+        return {engine_.ops().op_counts(), seconds, *ceilings_};
     }
 
   private:
@@ -143,7 +163,9 @@ class Bench {
 
     const BenchOptions& options_;
     Engine& engine_;
+    PeakMemory& peak_;
     Sequence sequence_;
+    std::optional<Ceilings> ceilings_;
     int32_t filled_ = 0;
     // The same tokens in every run of the program; mt19937 is the same everywhere.
     std::mt19937 random_{1};
@@ -274,12 +296,13 @@ int run_bench(const BenchOptions& options) {
         throw UserError(ExitCode::kUsage, "nothing to measure: -p, -n and -pg are all 0");
     Printers printers(options);
     Sources sources(options);
+    PeakMemory peak;
     for (size_t first = 0; first < tests.size();) {
         size_t end = first + 1;
         while (end < tests.size() && same_engine(tests[first], tests[end])) ++end;
         const std::unique_ptr<Engine> engine =
             sources.load(std::span(tests).subspan(first, end - first));
-        Bench bench(options, *engine);
+        Bench bench(options, *engine, peak);
         for (; first < end; ++first) {
             const BenchTest& test = tests[first];
             const std::string title =
@@ -289,10 +312,11 @@ int run_bench(const BenchOptions& options) {
             BenchResult result = describe(test, *engine, engine->ops().name());
             result.model_filename = sources.name(test.source);
             result.samples_ns = bench.run(test, title);
-            result.peak_bytes = peak_resident_bytes();
+            result.peak_bytes = peak.bytes();
+            if (options.ops) result.ops = bench.ops(test, title);
             printers.print(result);
             if (options.ops)
-                fmt::print(stderr, "\n{}\n{}\n", test_name(test), bench.ops(test, title));
+                fmt::print(stderr, "\n{}\n{}\n", test_name(test), ops_tables(result.ops));
         }
     }
     printers.end();

@@ -38,7 +38,7 @@ struct BenchOptions {
     int32_t delay_s = 0;
     bool warmup = true;
     bool progress = false;
-    bool ops = false;  ///< time, GFLOP/s and GB/s of each op, to stderr
+    bool ops = false;  ///< where the time goes op by op: tables on stderr, fields of csv and json
     bool verbose = false;
     BenchOutput output = BenchOutput::kMarkdown;
     BenchOutput output_err = BenchOutput::kNone;

@@ -35,6 +35,8 @@ std::string_view act_name(ActPolicy act) {
             return "int8";
         case ActPolicy::kNvfp4:
             return "nvfp4";
+        case ActPolicy::kFp8:
+            return "fp8";
     }
     return "?";
 }
@@ -46,6 +48,10 @@ std::vector<Field> fields_of(const BenchResult& r) {
     std::vector<double> nanoseconds(r.samples_ns.begin(), r.samples_ns.end());
     const std::vector<double> rates = samples_ts(r);
     const BenchTest& t = r.test;
+    const Fallbacks fallbacks = fallbacks_of(r.ops);
+    const auto peak = [&](Operands operands) {
+        return real(r.ops.ceilings.flops_per_second[static_cast<size_t>(operands)] / 1e12);
+    };
     return {
         {"build_commit", Kind::kText, r.build_commit},
         {"build_number", Kind::kInteger, integer(r.build_number)},
@@ -90,7 +96,14 @@ std::vector<Field> fields_of(const BenchResult& r) {
         {"avg_ts", Kind::kReal, real(mean(rates))},
         {"stddev_ts", Kind::kReal, real(sample_deviation(rates))},
         {"act", Kind::kText, std::string(act_name(t.act))},
-        {"peak_memory_bytes", Kind::kInteger, integer(r.peak_bytes)}};
+        {"peak_memory_bytes", Kind::kInteger, integer(r.peak_bytes)},
+        {"peak_f32_tflops", Kind::kReal, peak(Operands::kF32)},
+        {"peak_bf16_tflops", Kind::kReal, peak(Operands::k16Bits)},
+        {"peak_int8_tflops", Kind::kReal, peak(Operands::kInt8)},
+        {"peak_fp8_tflops", Kind::kReal, peak(Operands::kFp8)},
+        {"peak_gb_per_s", Kind::kReal, real(r.ops.ceilings.bytes_per_second / 1e9)},
+        {"fallback_calls", Kind::kInteger, integer(fallbacks.calls)},
+        {"fallback_share", Kind::kReal, real(fallbacks.share)}};
 }
 
 std::string json_value(const Field& field) {
@@ -157,7 +170,8 @@ class JsonPrinter : public BenchPrinter {
         for (const Field& field : fields_of(result))
             fmt::print(file_, "{}\"{}\": {}{}", indent, field.name, json_value(field), next);
         fmt::print(file_, "{}\"samples_ns\": [ {} ]{}", indent, joined(result.samples_ns), next);
-        fmt::print(file_, "{}\"samples_ts\": [ {} ]", indent, joined(samples_ts(result)));
+        fmt::print(file_, "{}\"samples_ts\": [ {} ]{}", indent, joined(samples_ts(result)), next);
+        fmt::print(file_, "{}\"ops\": {}", indent, ops_json(result.ops));
         fmt::print(file_, "{}", lines_ ? "}\n" : "\n  }");
         first_ = false;
     }

@@ -102,29 +102,4 @@ double sample_deviation(std::span<const double> values) {
     return std::sqrt(squares / static_cast<double>(values.size() - 1));
 }
 
-std::string ops_table(std::span<const OpCount> counts, double wall_seconds) {
-    std::vector<OpCount> sorted(counts.begin(), counts.end());
-    std::stable_sort(sorted.begin(), sorted.end(),
-                     [](const OpCount& a, const OpCount& b) { return a.seconds > b.seconds; });
-    std::string text = fmt::format("| {:<32} | {:>8} | {:>10} | {:>7} | {:>9} | {:>8} |\n", "op",
-                                   "calls", "ms", "share", "GFLOP/s", "GB/s");
-    text += fmt::format("| {:-<32} | {:->7}: | {:->9}: | {:->6}: | {:->8}: | {:->7}: |\n", "", "",
-                        "", "", "", "");
-    double sum = 0;
-    const auto row = [&](std::string_view name, std::string_view calls, double seconds,
-                         std::string_view flops, std::string_view bytes) {
-        text += fmt::format("| {:<32} | {:>8} | {:>10.3f} | {:>6.2f}% | {:>9} | {:>8} |\n", name,
-                            calls, 1e3 * seconds, 100 * seconds / wall_seconds, flops, bytes);
-    };
-    for (const OpCount& op : sorted) {
-        const auto rate = [&](double work) {
-            return op.seconds > 0 ? fmt::format("{:.1f}", work / op.seconds / 1e9) : std::string();
-        };
-        row(op.name, std::to_string(op.calls), op.seconds, rate(op.flops), rate(op.bytes));
-        sum += op.seconds;
-    }
-    row("(outside ops)", "", std::max(0.0, wall_seconds - sum), "", "");
-    return text;
-}
-
 }  // namespace tessera

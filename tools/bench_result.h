@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "engine/engine.h"
 #include "tools/bench.h"
+#include "tools/bench_ops.h"
 
 namespace tessera {
 
@@ -48,6 +49,7 @@ struct BenchResult {
     std::string test_time;   ///< RFC 3339, UTC
     int64_t peak_bytes = 0;  ///< largest resident size of the process so far
     std::vector<int64_t> samples_ns;
+    OpsRun ops;  ///< with --ops; else all zeros
 };
 
 /// "pp512", "tg128", "pp512+tg128", with " @ d1024" behind it when there is a depth.
@@ -69,8 +71,5 @@ class BenchPrinter {
 
 /// nullptr for kNone. `file` stays the caller's.
 std::unique_ptr<BenchPrinter> make_bench_printer(BenchOutput output, std::FILE* file);
-
-/// Time, share, GFLOP/s and GB/s of each op, heaviest first.
-std::string ops_table(std::span<const OpCount> counts, double wall_seconds);
 
 }  // namespace tessera

@@ -142,7 +142,10 @@ std::vector<Option> bench_output_rows(BenchOptions& bench) {
                    formats),
         choice_row({"-oe, --output-err", "FORMAT", "", "what to print on stderr"}, bench.output_err,
                    with_none),
-        switch_row({"--ops", "", "", "time, GFLOP/s and GB/s of each op, on stderr"}, bench.ops),
+        switch_row({"--ops", "", "",
+                    "where the time goes op by op, beside the device's peak, and every fallback, "
+                    "on stderr"},
+                   bench.ops),
         switch_row({"--progress", "", "", "show progress on stderr"}, bench.progress),
         switch_row({"-v, --verbose", "", "", "say what was loaded and how memory is used"},
                    bench.verbose),

@@ -25,11 +25,9 @@ std::string cache_type_name(DType type) {
 }
 
 const NamedValues<ActPolicy>& act_policies() {
-    static const NamedValues<ActPolicy> kPolicies{{"auto", ActPolicy::kAuto},
-                                                  {"f32", ActPolicy::kF32},
-                                                  {"bf16", ActPolicy::kBF16},
-                                                  {"int8", ActPolicy::kInt8},
-                                                  {"nvfp4", ActPolicy::kNvfp4}};
+    static const NamedValues<ActPolicy> kPolicies{
+        {"auto", ActPolicy::kAuto}, {"f32", ActPolicy::kF32},     {"bf16", ActPolicy::kBF16},
+        {"int8", ActPolicy::kInt8}, {"nvfp4", ActPolicy::kNvfp4}, {"fp8", ActPolicy::kFp8}};
     return kPolicies;
 }
 
@@ -89,7 +87,8 @@ Option threads_row(int32_t& threads) {
 Option act_row(ActPolicy& act) {
     return choice_row(
         {"--act", "FORMAT", "ACT",
-         "format of activations in matrix products; nvfp4 reproduces the numerics of W4A4"},
+         "format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, "
+         "fp8 is for FP4 weights on Hopper"},
         act, act_policies());
 }
 

@@ -40,7 +40,7 @@ _tessera() {
         --spec-draft-p-min|--draft-p-min) return ;;
         -ctxcp|--ctx-checkpoints) return ;;
         -t|--threads) return ;;
-        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4' -- "$word")); return ;;
+        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
@@ -67,7 +67,7 @@ _tessera() {
         -t|--threads) return ;;
         -fa|--flash-attn) COMPREPLY=($(compgen -W 'auto on off 1 0' -- "$word")); return ;;
         -lm|--load-mode) COMPREPLY=($(compgen -W 'auto none mmap' -- "$word")); return ;;
-        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4' -- "$word")); return ;;
+        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
         -ngl|--n-gpu-layers) return ;;
@@ -88,7 +88,7 @@ _tessera() {
         --ppl-stride) return ;;
         --ppl-output-type) return ;;
         -t|--threads) return ;;
-        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4' -- "$word")); return ;;
+        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
@@ -124,7 +124,7 @@ _tessera() {
         -ctk|--cache-type-k) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
         -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
         -t|--threads) return ;;
-        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4' -- "$word")); return ;;
+        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
@@ -154,7 +154,7 @@ _tessera() {
         -p|--params) return ;;
         -b|--backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -t|--threads) return ;;
-        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4' -- "$word")); return ;;
+        --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
         --output) COMPREPLY=($(compgen -W 'console csv jsonl' -- "$word")); return ;;
         esac

@@ -94,7 +94,7 @@ _tessera() {
             '*--ctx-checkpoints=[states kept of a recurrent model'\''s prompt, for chats]:N:' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
-            '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
+            '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -149,7 +149,7 @@ _tessera() {
             '*--flash-attn=[attention never stores its scores here, so every value is the same]:MODE:(auto on off 1 0)' \
             '*-lm[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--load-mode=[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
-            '*--act=[format of activations in matrix products]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
+            '*--act=[format of activations in matrix products]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*-ngl[layers on the GPU\: -1 or many for all, 0 for the CPU]:N:' \
@@ -158,7 +158,7 @@ _tessera() {
             '*--output=[what to print on stdout]:FORMAT:(md csv json jsonl)' \
             '*-oe[what to print on stderr]:FORMAT:(md csv json jsonl none)' \
             '*--output-err=[what to print on stderr]:FORMAT:(md csv json jsonl none)' \
-            '*--ops[time, GFLOP/s and GB/s of each op, on stderr]' \
+            '*--ops[where the time goes op by op, beside the device'\''s peak, and every fallback, on stderr]' \
             '*--progress[show progress on stderr]' \
             '*-v[say what was loaded and how memory is used]' \
             '*--verbose[say what was loaded and how memory is used]' ;;
@@ -192,7 +192,7 @@ _tessera() {
             '*--verbose[say what was loaded and how memory is used]' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
-            '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
+            '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -253,7 +253,7 @@ _tessera() {
             '*--cache-type-v=[format of cached values]:TYPE:(f16 f32 bf16 q8_0 fp8)' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
-            '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
+            '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -304,7 +304,7 @@ _tessera() {
             '*--backend=[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
-            '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4]:FORMAT:(auto f32 bf16 int8 nvfp4)' \
+            '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*--poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
             '*--no-poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \

@@ -33,6 +33,14 @@ enum class ActFormat : uint8_t {
     kFp8     ///< per-row f32 scale amax/448 x e4m3
 };
 
+/// The scale of a row in kFp8 whose largest magnitude is `amax` (a NaN does not count): amax / 448,
+/// at least 2^-126, so that its reciprocal is a number, too. A value becomes the nearest even e4m3
+/// of value * (1 / scale), both operations rounded to f32, which saturates at 448. The product's
+/// terms are code * scale. A NaN stays one; an infinity makes the scale infinite and with it every
+/// product of the row NaN.
+inline constexpr float kFp8Largest = 448.0f;
+inline constexpr float kFp8LeastScale = 0x1p-126f;
+
 /// The activation formats that a product needs, one bit (1 << ActFormat) each, for prompt rows and
 /// for generated rows. A producer is asked for the union over its consumers: `gate.wants |
 /// up.wants`.
@@ -56,6 +64,8 @@ struct Weight {
     const std::byte* codes = nullptr;
     const std::byte* scales = nullptr;   ///< block scales, where the layout keeps them apart
     const float* outer_scale = nullptr;  ///< [experts] fp32, multiplies the product; never null
+    /// [rows] powers of two, or null: a row divided by its own fits e4m3 (for kFp8 activations).
+    const float* row_factors = nullptr;
     ActWants wants;
     bool absent() const { return experts == 0; }
 };
@@ -63,16 +73,19 @@ struct Weight {
 /// The activations of some rows in one format, ready for a product.
 /// kF32, kBF16: `values` [rows, cols]. kInt8: `values` I8 [rows, cols], `block_scales` F32 [rows,
 /// cols/32]. kNvfp4: `values` BF16 [rows, cols] holding e2m1 * e4m3 exactly, `row_scales` F32
-/// [rows].
+/// [rows]. kFp8: `values` F8_E4M3 [rows, cols], `row_scales` F32 [rows].
 /// `transposed_pairs`: within every 32 columns the 4 x 4 matrix of pairs of columns is transposed:
 /// the value of column 8q + 2c + b stands at 8c + 2q + b (what a lane of a tensor core product
 /// needs of a weight's unit is then one word of it).
+/// `transposed_quads`: the same for e4m3: within every 32 columns the 4 x 2 matrix of groups of
+/// four columns is transposed: the value of column 8t + 4s + b stands at 16s + 4t + b.
 struct ActView {
     ActFormat format = ActFormat::kF32;
     Tensor values;
     Tensor block_scales;
     Tensor row_scales;
     bool transposed_pairs = false;
+    bool transposed_quads = false;
 };
 
 /// Place of a column where pairs are transposed; an involution.
@@ -81,13 +94,22 @@ constexpr int64_t transposed_pair_place(int64_t column) {
     return column - inside + inside % 8 / 2 * 8 + inside / 8 * 2 + inside % 2;
 }
 
+/// Place of a column where groups of four are transposed.
+constexpr int64_t transposed_quad_place(int64_t column) {
+    const int64_t inside = column % 32;
+    return column - inside + inside / 4 % 2 * 16 + inside / 8 * 4 + inside % 4;
+}
+
+/// The views of some rows: as many as there are formats among the consumers of an activation.
+using ActViews = std::array<ActView, 3>;
+
 /// An activation in every format that its consumers want. `prompt` holds the rows [0,
 /// Exec::prompt_rows), `generated` the rest; one view per wanted format, absent ones have rank 0.
 struct GemmInput {
     int64_t rows = 0;
     int64_t cols = 0;
-    std::array<ActView, 2> prompt;
-    std::array<ActView, 2> generated;
+    ActViews prompt;
+    ActViews generated;
 };
 
 }  // namespace tessera

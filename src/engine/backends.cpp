@@ -26,6 +26,8 @@ ActFormat act_format(ActPolicy policy) {
             return ActFormat::kInt8;
         case ActPolicy::kNvfp4:
             return ActFormat::kNvfp4;
+        case ActPolicy::kFp8:
+            return ActFormat::kFp8;
         case ActPolicy::kF32:
         case ActPolicy::kAuto:
             break;
@@ -33,10 +35,11 @@ ActFormat act_format(ActPolicy policy) {
     return ActFormat::kF32;
 }
 
-/// W4A4 is a format of prompt rows: generated rows, which are bound by memory, keep bf16
+/// W4A4 and fp8 are formats of prompt rows: generated rows, which are bound by memory, keep bf16
 /// activations.
 ActFormat generated_format(ActPolicy policy) {
-    return policy == ActPolicy::kNvfp4 ? ActFormat::kBF16 : act_format(policy);
+    const bool prompt_only = policy == ActPolicy::kNvfp4 || policy == ActPolicy::kFp8;
+    return prompt_only ? ActFormat::kBF16 : act_format(policy);
 }
 
 /// "cuda" and "CUDA1" name a card; "cuda" leaves the number to `device`.
@@ -57,14 +60,15 @@ std::optional<int32_t> cuda_device(const BackendOptions& options) {
 
 std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
     const ActPolicy act = options.act;
-    if (act == ActPolicy::kInt8 || act == ActPolicy::kNvfp4)
-        throw UserError(ExitCode::kUsage,
-                        "the CUDA backend takes --act auto, bf16 or f32 so far; int8 and nvfp4 "
-                        "activations are for --backend cpu");
-    const ActFormat format = act == ActPolicy::kF32 ? ActFormat::kF32 : ActFormat::kBF16;
+    if (act == ActPolicy::kInt8)
+        throw UserError(
+            ExitCode::kUsage,
+            "the CUDA backend takes --act auto, bf16, f32, nvfp4 or fp8; int8 activations "
+            "are for --backend cpu");
+    const ActPolicy chosen = act == ActPolicy::kAuto ? ActPolicy::kBF16 : act;
     return cuda::make_cuda_ops({.device = device,
-                                .act_prompt = format,
-                                .act_generated = format,
+                                .act_prompt = act_format(chosen),
+                                .act_generated = generated_format(chosen),
                                 .poison = options.poison,
                                 .synchronous = options.synchronous});
 }
@@ -93,7 +97,7 @@ std::unique_ptr<Ops> make_ops(const BackendOptions& options) {
     constexpr std::array<std::string_view, 4> kNames = {"auto", "cpu", "cuda", "reference"};
     if (const auto device = cuda_device(options)) return make_cuda(options, *device);
     if (options.name == "auto") {
-        const bool possible = options.act != ActPolicy::kInt8 && options.act != ActPolicy::kNvfp4;
+        const bool possible = options.act != ActPolicy::kInt8;
         if (options.gpu_layers > 0 && possible)
             if (auto card = try_cuda(options)) return card;
         BackendOptions fallback = options;

@@ -129,6 +129,7 @@ int32_t Engine::rewind(Sequence& sequence, int32_t length) {
         sequence.skipped_ = held.empty() ? 0 : held.back().skipped;
         sequence.recent_ = 0;
         sequence.recent_tokens_.clear();
+        sequence.lost_ = false;
         if (length > 0) {
             Arena arena(impl_->arena_memory.get(), impl_->arena_bytes);
             Exec ex{.arena = arena};
@@ -270,6 +271,7 @@ Sequence::Sequence(Sequence&& other) noexcept
       recent_(std::exchange(other.recent_, 0)),
       recent_tokens_(std::move(other.recent_tokens_)),
       skipped_(std::exchange(other.skipped_, 0)),
+      lost_(std::exchange(other.lost_, false)),
       tentative_(std::move(other.tentative_)) {}
 
 Sequence& Sequence::operator=(Sequence&& other) noexcept {
@@ -281,6 +283,7 @@ Sequence& Sequence::operator=(Sequence&& other) noexcept {
     std::swap(recent_, other.recent_);
     std::swap(recent_tokens_, other.recent_tokens_);
     std::swap(skipped_, other.skipped_);
+    std::swap(lost_, other.lost_);
     std::swap(tentative_, other.tentative_);
     return *this;
 }

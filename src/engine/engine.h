@@ -23,7 +23,7 @@ using ProgressFn = std::function<void(std::string_view what, int64_t done, int64
 
 /// `--act`: how activations enter matrix products. kAuto picks the backend's best exact-weight
 /// path.
-enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4 };
+enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4, kFp8 };
 
 inline constexpr int32_t kAllLayers = INT32_MAX;
 
@@ -114,6 +114,7 @@ class Sequence {
     int32_t recent_ = 0;
     std::vector<int32_t> recent_tokens_;
     int32_t skipped_ = 0;             ///< tokens that the draft block never saw
+    bool lost_ = false;               ///< the hidden state of the last token was not kept
     std::vector<int32_t> tentative_;  ///< tokens of the last tentative decode()
 };
 
@@ -128,7 +129,8 @@ struct SequenceInput {
     bool tentative = false;
     /// Generated tokens (at least one) that the draft block need not see, nor those that wait for
     /// it: later guesses are made as if they had not been. That makes guesses worse, never the
-    /// answer.
+    /// answer. Nothing is done for the block: the token behind them cannot be drafted from, and it
+    /// is not seen either when it is a generated one.
     bool unseen = false;
     enum class Logits : uint8_t { kNone, kLast, kAll } logits = Logits::kLast;
 };
@@ -169,13 +171,18 @@ class Engine {
 
     /// One guess for each sequence by multi-token prediction: logits [steps, vocab] of the token
     /// behind `token`, which stands at position length() + ahead. `ahead` counts 0, 1, 2, ... from
-    /// the newest token, which is not decoded yet. Valid until the next draft().
+    /// the newest token, which is not decoded yet and does not stand behind an unseen one. Valid
+    /// until the next draft().
     struct DraftStep {
         Sequence* sequence = nullptr;
         int32_t token = 0;
         int32_t ahead = 0;
     };
     Tensor draft(std::span<const DraftStep> steps);
+
+    /// What a round with one guess is expected to take beyond a step of one token, in such steps: a
+    /// rough figure from the sizes of the weights.
+    double guess_cost() const;
 
     /// Tokens that the draft block has not seen. Of generated ones only a few dozen wait: of more
     /// the oldest are skipped, and later guesses are made as if they had not been. That makes

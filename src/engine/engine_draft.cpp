@@ -2,12 +2,13 @@
 // of p - 1. Its keys and values have to exist for every position before a guess, so it follows
 // every prompt pass at once, and the generated tokens with the next guess or in bulk (`follow`).
 // Hidden states that it has not seen wait in `StatePool::recent`. While nobody drafts, following
-// costs a tiny model more than it may: then tokens are skipped, those that come unseen and the
-// oldest of too many that wait. The block counts positions without the skipped ones, as if the text
-// had been cut there: it never attends a place that it has not written, and near tokens keep their
-// distances.
+// costs a tiny model more than it may: then tokens are skipped, those that come unseen, for which
+// nothing at all is done, and the oldest of too many that wait. The block counts positions without
+// the skipped ones, as if the text had been cut there: it never attends a place that it has not
+// written, and near tokens keep their distances.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "engine/engine_impl.h"
 
@@ -43,7 +44,7 @@ Tensor Engine::Impl::prompt_places(Exec& ex,
 }
 
 /// Prompt rows: each goes with the state of the row before it, the first of a sequence with what
-/// was kept of its last pass.
+/// was kept of its last pass, or with zeros where that is nothing.
 void Engine::Impl::follow_prompts(Arena& arena,
                                   const Pass& pass,
                                   std::span<const SequenceInput> inputs,
@@ -65,7 +66,8 @@ void Engine::Impl::follow_prompts(Arena& arena,
         const Segment& segment = pass.segments[static_cast<size_t>(i)];
         const Sequence& sequence = *inputs[static_cast<size_t>(segment.input)].sequence;
         const Tensor first = states.slice_rows(i, 1);
-        ops->copy(ex, segment.position == 0 ? zeros : recent_rows(sequence, 0, 1), first);
+        const bool kept = segment.position > 0 && !sequence.lost_;
+        ops->copy(ex, kept ? recent_rows(sequence, 0, 1) : zeros, first);
         buffers.shift.push_back(static_cast<int32_t>(i));
         for (int32_t j = 1; j < segment.count; ++j)
             buffers.shift.push_back(static_cast<int32_t>(sequences) + row + j - 1);
@@ -102,13 +104,14 @@ void Engine::Impl::follow_pass(Arena& arena,
                       recent_rows(sequence, 0, 1));
             sequence.recent_ = 1;
             sequence.recent_tokens_.clear();
+            sequence.lost_ = false;
             if (buffers.save_slots[i] >= 0) {
                 Sequence saved;
                 saved.slot_ = buffers.save_slots[i];
                 const int64_t before = buffers.save_positions[i] - 1 - segment.position;
                 ops->copy(ex, hidden.slice_rows(row + before, 1), recent_rows(saved, 0, 1));
             }
-        } else {
+        } else if (!input.unseen) {
             ops->copy(ex, hidden.slice_rows(row, segment.count),
                       recent_rows(sequence, sequence.recent_, segment.count));
             if (input.tentative) {
@@ -209,21 +212,31 @@ void Engine::Impl::make_room(Sequence& sequence, int32_t count) const {
     sequence.skipped_ += skipped;
 }
 
-/// Skips what waits and the next token, whose state is then the first that waits.
-void Engine::Impl::skip_waiting(Sequence& sequence) {
-    sequence.skipped_ += sequence.recent_;
+/// Skips what waits and the next `count` tokens, whose states are not kept. The first of them was
+/// seen if it was drafted from: then nothing waits.
+void Engine::Impl::skip_tokens(Sequence& sequence, int32_t count) {
+    sequence.skipped_ += sequence.recent_ + count - 1;
     sequence.recent_ = 0;
     sequence.recent_tokens_.clear();
+    sequence.lost_ = true;
 }
 
 /// Before a decode. A prompt is followed at once, so that what it stands behind has to be.
 void Engine::Impl::prepare_follow(Sequence& sequence, const SequenceInput& input) {
-    if (!input.generated)
-        follow_waiting(sequence);
-    else if (input.unseen)
-        skip_waiting(sequence);
+    const auto count = static_cast<int32_t>(input.tokens.size());
+    if (!input.generated) return follow_waiting(sequence);
+    // Without a state before it this token cannot be seen.
+    if (std::exchange(sequence.lost_, false)) ++sequence.skipped_;
+    if (input.unseen)
+        skip_tokens(sequence, count);
     else
-        make_room(sequence, static_cast<int32_t>(input.tokens.size()));
+        make_room(sequence, count);
+}
+
+double Engine::guess_cost() const {
+    // What verifying one more row takes: a host computes where a device waits for its memory.
+    constexpr double kRowHost = 0.4, kRowDevice = 0.1;
+    return impl_->guess_share + (impl_->ops->on_host() ? kRowHost : kRowDevice);
 }
 
 int32_t Engine::waiting(const Sequence& sequence) const {
@@ -244,7 +257,8 @@ Tensor Engine::draft(std::span<const DraftStep> steps) {
         const int32_t place = sequence.length_ - sequence.skipped_ + steps[i].ahead;
         DraftRows part{.sequence = &sequence, .position = place, .tokens = {}, .hidden = {}};
         if (steps[i].ahead == 0) {
-            check(sequence.recent_ > 0, "draft: the newest token was drafted from before");
+            check(sequence.recent_ > 0,
+                  "draft: the newest token was drafted from before or stands behind an unseen one");
             tokens[i] = sequence.recent_tokens_;
             part.position = place - static_cast<int32_t>(tokens[i].size());
             part.hidden = impl.recent_rows(sequence, 0, sequence.recent_);

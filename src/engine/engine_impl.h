@@ -88,6 +88,7 @@ struct Engine::Impl {
     std::vector<int32_t> free_pages;
     std::optional<StatePool> pool;
     int32_t open_sequences = 0;
+    double guess_share = 0.0;  ///< of the model
 
     HostMemory arena_memory = host_memory(0);
     size_t arena_bytes = 0;
@@ -171,7 +172,7 @@ struct Engine::Impl {
     void follow_accepted(Sequence& sequence, int32_t count);
     void follow_waiting(Sequence& sequence);
     void make_room(Sequence& sequence, int32_t count) const;
-    static void skip_waiting(Sequence& sequence);
+    static void skip_tokens(Sequence& sequence, int32_t count);
     void prepare_follow(Sequence& sequence, const SequenceInput& input);
     Tensor run_draft(Arena& arena, std::span<const DraftRows> rows, bool want_last);
 };

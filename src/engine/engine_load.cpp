@@ -260,6 +260,7 @@ void Engine::Impl::load(GgufFile file) {
     load_weights(file, *model, *ops, [&](int64_t done, int64_t total) {
         if (options.progress) options.progress("loading", done, total);
     });
+    guess_share = model->guess_share();
     make_kv();
     arena_memory = working_memory(*ops, static_cast<int64_t>(arena_bytes));
     make_resident();

@@ -387,7 +387,8 @@ std::vector<GenerateResult> generate(Engine& engine,
         draft_max = std::max(draft_max, request.options.draft_max);
         adaptive = adaptive && request.options.draft_adaptive;
     }
-    DraftPacer pacer(std::min(draft_max, engine.options().draft_max), adaptive);
+    DraftPacer pacer(std::min(draft_max, engine.options().draft_max), adaptive,
+                     engine.guess_cost());
     const Clock::time_point begin = Clock::now();
     std::vector<Active*> running;
     while (true) {

@@ -31,13 +31,32 @@ void append(Pass& pass, const SequenceInput& input, const Segment& segment, int6
     if (!input.generated) pass.prompt_rows += segment.count;
 }
 
-/// How many of the `left` tokens from `position` on go into a pass with `room` rows; 0: none fits.
-int32_t rows_to_take(
-    const SequenceInput& input, int32_t position, int32_t left, int32_t room, int32_t chunk) {
+/// Where prompts are cut by choice, in tokens: a chunk of the delta rule, a page, a tile.
+constexpr int32_t kGrain = 64;
+
+/// The share of an empty pass in `left` > ubatch prompt tokens: passes of one size, as few as
+/// there can be. A short last pass would read all weights for a handful of tokens.
+int32_t even_share(int32_t position, int32_t left, int32_t ubatch) {
+    const int32_t passes = (left + ubatch - 1) / ubatch;
+    const int32_t least = left - (passes - 1) * ubatch;  // fewer would need another pass
+    const int32_t share = (position + left / passes) / kGrain * kGrain - position;
+    if (share >= least) return share;
+    return (position + least + kGrain - 1) / kGrain * kGrain - position;
+}
+
+/// How many of the `left` tokens from `position` on go into a pass with `room` of `ubatch` rows; 0:
+/// none fits.
+int32_t rows_to_take(const SequenceInput& input,
+                     int32_t position,
+                     int32_t left,
+                     int32_t room,
+                     int32_t ubatch,
+                     int32_t chunk) {
     if (left <= room) return left;
     if (input.tentative) return 0;
     if (input.generated) return room;
-    return std::max((position + room) / chunk * chunk - position, 0);
+    const int32_t wanted = room == ubatch ? even_share(position, left, ubatch) : room;
+    return std::max((position + std::min(wanted, room)) / chunk * chunk - position, 0);
 }
 
 }  // namespace
@@ -62,10 +81,11 @@ std::vector<Pass> cut_passes(std::span<const SequenceInput> inputs, int32_t ubat
             if (input.generated != generated) continue;
             const auto count = static_cast<int32_t>(input.tokens.size());
             for (int32_t first = 0; first < count;) {
-                if (passes.empty() || passes.back().rows == ubatch) passes.emplace_back();
+                if (passes.empty() || passes.back().rows == ubatch || first > 0)
+                    passes.emplace_back();
                 const int32_t position = input.sequence->length() + first;
                 const int32_t take = rows_to_take(input, position, count - first,
-                                                  ubatch - passes.back().rows, chunk);
+                                                  ubatch - passes.back().rows, ubatch, chunk);
                 if (take == 0) {
                     passes.emplace_back();
                     continue;

@@ -29,8 +29,8 @@ struct Pass {
 };
 
 /// Empty inputs give no segment. Rows of logits are numbered in the order of the inputs. A prompt
-/// that does not end in a pass is cut at a multiple of `chunk` tokens of its sequence; ubatch >=
-/// chunk. Tentative inputs are never cut.
+/// that does not end in a pass is cut at a multiple of `chunk` tokens of its sequence, into passes
+/// of nearly one size; ubatch >= chunk. Tentative inputs are never cut.
 std::vector<Pass> cut_passes(std::span<const SequenceInput> inputs, int32_t ubatch, int32_t chunk);
 
 /// Rows of logits that the inputs want together.

@@ -184,7 +184,7 @@ std::vector<int64_t> planned_weights(const GgufFile& file, Model& model, const O
                            .rows = host.rows,
                            .cols = host.cols,
                            .experts = host.experts,
-                           .wants = ops.wants(tensor->dtype)};
+                           .wants = ops.wants(tensor->dtype, host.experts)};
         } else if (row.vector != nullptr) {
             blocks.push_back(tensor->elements() * static_cast<int64_t>(sizeof(float)));
             *row.vector = vector_tensor(nullptr, row);

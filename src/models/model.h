@@ -87,6 +87,9 @@ class Model {
     /// hidden rows of batch.outputs that predict the token at p + 1. hidden [T, width].
     virtual Tensor draft(
         Ops& ops, Exec& ex, const Batch& batch, const Tensor& hidden, const Memory& memory);
+    /// Bytes of weights that one guess reads, in terms of those that a step of one token reads.
+    /// After load_weights or planned_weights.
+    virtual double guess_share() { return 0.0; }
     /// Logits of rows that draft() returned.
     virtual void draft_logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out);
 };

@@ -43,6 +43,7 @@ class Qwen35Model final : public Model {
     Tensor forward(Ops& ops, Exec& ex, const Batch& batch, const Memory& memory) override;
     void logits(Ops& ops, Exec& ex, const Tensor& hidden, const Tensor& out) override;
     bool has_draft() const override { return draft_; }
+    double guess_share() override;
     Tensor draft(Ops& ops,
                  Exec& ex,
                  const Batch& batch,
@@ -166,6 +167,29 @@ std::vector<WeightRow> Qwen35Model::weights() {
         rows[i].vector = nullptr;
     }
     return rows;
+}
+
+double Qwen35Model::guess_share() {
+    if (!draft_) return 0.0;
+    const auto bytes = [&](const Weight& w) {
+        const int32_t used =
+            w.experts > 1 ? std::min(w.experts, hparams_.experts.shape.choices) : w.experts;
+        return static_cast<double>(used) *
+               static_cast<double>(dtype_bytes(w.format, w.cols * w.rows));
+    };
+    const DraftBlock& block = draft_blocks_.front();
+    double guess = bytes(block.head.absent() ? head() : block.head), step = bytes(head());
+    for (const WeightRow& row : weights()) {
+        if (row.matrix == nullptr || row.tensor.ends_with(".nextn.embed_tokens.weight") ||
+            row.tensor.ends_with(".nextn.shared_head_head.weight") ||
+            !row.tensor.starts_with("blk."))
+            continue;
+        // Of several blocks the first one guesses.
+        const auto layer = std::stoi(row.tensor.substr(4));
+        if (layer < hparams_.info.layers) step += bytes(*row.matrix);
+        if (layer == hparams_.info.layers) guess += bytes(*row.matrix);
+    }
+    return guess / step;
 }
 
 void Qwen35Model::add_layer(int32_t index, Layer& layer, std::vector<WeightRow>& rows) {

@@ -110,14 +110,36 @@ struct SampleParams {
     float presence_penalty = 0.0f;   ///< logit -= (count > 0) * p
 };
 
+/// What the products of an op are made of, as far as units of their own multiply it.
+enum class Operands : uint8_t {
+    kF32,     ///< f32; also ops that are no products
+    k16Bits,  ///< bf16 or f16, summed in f32
+    kInt8,
+    kFp8,  ///< e4m3, summed in f32
+    kCount
+};
+
 /// Counter of work and fallbacks by op, for `bench --ops` and for tests that must see a fused path
-/// run.
+/// run. Calls of one name that differ in operands or fallback are counted apart.
 struct OpCount {
     std::string name;  ///< op, with the kernel that ran: "linear[nvfp4,amx]"
     int64_t calls = 0;
     double seconds = 0;  ///< summed wall time of the calls; 0 unless timing is on
     double flops = 0;
     double bytes = 0;  ///< operands read and written once
+    Operands operands = Operands::kF32;
+    /// Why a general kernel ran for (some of) the rows though this device has a special one for
+    /// such an op, and which: "experts: general tensor-core kernel". Empty: none did. Where the
+    /// composition ran in the place of a fused op, its time is that of its parts: seconds is 0.
+    std::string fallback{};
+};
+
+/// What a device does at best: rates of loops that do nothing else. 0: not measured, or it has no
+/// such units.
+struct Ceilings {
+    /// FLOP/s of dense products, by Operands.
+    std::array<double, static_cast<size_t>(Operands::kCount)> flops_per_second{};
+    double bytes_per_second = 0;  ///< of memory: bytes read and written beyond any cache
 };
 
 /// Ops that were recorded once and run again with the same addresses.
@@ -141,6 +163,9 @@ class Ops {
     /// Counters since the last reset, in order of first use.
     virtual std::vector<OpCount> op_counts() const = 0;
     virtual void reset_op_counts() = 0;
+    /// Runs loops of some milliseconds each, with all threads or multiprocessors, in memory of its
+    /// own (up to 1 GiB) that it gives back. Nothing measured by default.
+    virtual Ceilings measure_ceilings() { return {}; }
 
     // ---- memory ----
     /// Zero-filled memory of this device that lives as long as the backend (weights, key/value
@@ -164,9 +189,9 @@ class Ops {
     virtual std::unique_ptr<Recording> record(const std::function<void()>& work);
     /// Bytes that `upload` will take for this weight (data pointer not read).
     virtual int64_t upload_bytes(const HostWeight& weight) const = 0;
-    /// Activation formats that a weight of this format will want: what `upload` sets, known
-    /// beforehand for planning.
-    virtual ActWants wants(DType weight_format) const = 0;
+    /// Activation formats that a weight of this format, one of `experts` matrices that lie
+    /// together, will want: what `upload` sets, known beforehand for planning.
+    virtual ActWants wants(DType weight_format, int32_t experts) const = 0;
     /// Repacks a weight into this backend's layout; the source may go away afterwards. Every DType
     /// that `dequantize_row` reads is accepted.
     virtual Weight upload(const HostWeight& weight) = 0;
@@ -180,7 +205,9 @@ class Ops {
     virtual GemmInput prepare(Exec& ex, const Tensor& x, ActWants wants) = 0;
 
     /// out[t, n] = outer_scale * sum_k x[t, k] W[n, k] (+ bias[n]) (+ out[t, n] if kAdd), summed in
-    /// f32 or better. bias F32 [N] or absent. out [T, N], row stride free.
+    /// f32 or better. bias F32 [N] or absent. out [T, N], row stride free. Rows of kFp8 may meet
+    /// weights rounded to e4m3 times a power of two per row n that keeps the row within e4m3, and
+    /// sums that are off by up to a tenth of what that rounding costs.
     virtual void linear(Exec& ex,
                         const GemmInput& x,
                         const Weight& weight,

@@ -54,6 +54,12 @@ struct Scenario {
     double wander = 0.0;     ///< their deviation per token
     double topics = 0.0;     ///< share of tokens that begin a text of other luck
     double fading = 1.0;     ///< factor on the share of right guesses for each further token
+    double expected = 1.0;   ///< what a guess is taken to cost at first, times what it does
+
+    double first_guess() const { return expected * (fixed + per_guess); }
+    /// Tokens before a first try may cost a hundredth of them, the tokens that it follows included.
+    double wait() const { return 100.0 * 1.32 * first_guess(); }
+    DraftPacer pacer() const { return {most, true, first_guess()}; }
 };
 
 Scenario draw_scenario(Dice& dice) {
@@ -71,6 +77,7 @@ Scenario draw_scenario(Dice& dice) {
     s.wander = dice.chance(0.4) ? 0.0 : dice.scale(0.005, 0.15);
     s.topics = dice.chance(0.6) ? 0.0 : dice.scale(0.001, 0.02);
     s.fading = dice.between(0.6, 1.0);
+    s.expected = dice.scale(0.5, 1.5);
     return s;
 }
 
@@ -111,6 +118,7 @@ double run(const Scenario& s, const Text& text, DraftPacer* pacer, int32_t fixed
     const auto tokens = static_cast<int32_t>(text.draw.size()) - 10;
     double total = 0.0;
     int32_t waiting = 0;
+    bool lost = false;
     const auto seen = [&](double seconds) {
         total += seconds;
         const double hiccup = dice.chance(s.hiccups) ? dice.between(0.3, 2.0) : 0.0;
@@ -128,10 +136,14 @@ double run(const Scenario& s, const Text& text, DraftPacer* pacer, int32_t fixed
         if (drafted > 0)
             seconds += s.fixed + s.per_guess * drafted + s.crowded * std::max(drafted - 3, 0) +
                        s.follow * waiting;
-        if (drafted > 0 || (pacer != nullptr && !pacer->sees()))
+        // Behind an unseen token the next one only leaves its state.
+        const bool seen_now = drafted > 0 || pacer == nullptr || pacer->sees();
+        EXPECT_FALSE(drafted > 0 && lost) << "a guess without a state";
+        if (drafted > 0 || lost || !seen_now)
             waiting = 0;
         else
             waiting = waiting < kWindow ? waiting + 1 : kWindow / 2 + 1;
+        lost = !seen_now;
         seconds = seen(seconds * speed);
         if (pacer != nullptr) pacer->record(seconds, drafted, kept);
         made += kept + 1;
@@ -142,7 +154,7 @@ double run(const Scenario& s, const Text& text, DraftPacer* pacer, int32_t fixed
 std::string describe(const Scenario& s) {
     std::string result;
     for (const auto& [name, value] :
-         std::array<std::pair<const char*, double>, 13>{{{"most", s.most},
+         std::array<std::pair<const char*, double>, 14>{{{"most", s.most},
                                                          {"fixed", s.fixed},
                                                          {"per guess", s.per_guess},
                                                          {"crowded", s.crowded},
@@ -154,7 +166,8 @@ std::string describe(const Scenario& s) {
                                                          {"luck", s.luck},
                                                          {"wander", s.wander},
                                                          {"topics", s.topics},
-                                                         {"fading", s.fading}}})
+                                                         {"fading", s.fading},
+                                                         {"expected", s.expected}}})
         result += std::string(name) + " " + std::to_string(value) + ", ";
     return result;
 }
@@ -162,7 +175,7 @@ std::string describe(const Scenario& s) {
 constexpr uint64_t kScenarios = 150;
 
 /// Over several texts of every scenario: where drafting gains clearly, how much longer they take
-/// than with the best number of guesses.
+/// than with the best number of guesses after the wait before the first try.
 std::vector<double> check_scenarios(uint64_t first_seed, int32_t tokens) {
     std::vector<double> against_best;
     for (uint64_t seed = first_seed; seed < first_seed + kScenarios; ++seed) {
@@ -172,34 +185,40 @@ std::vector<double> check_scenarios(uint64_t first_seed, int32_t tokens) {
         std::vector<double> fixed(static_cast<size_t>(s.most) + 1);
         for (int repeat = 0; repeat < 4; ++repeat) {
             const Text text = draw_text(s, tokens, dice);
-            DraftPacer pacer(s.most, true);
+            DraftPacer pacer = s.pacer();
             const double with = run(s, text, &pacer, 0, dice);
             const double without = run(s, text, nullptr, 0, dice);
-            EXPECT_LE(with, 1.04 * without) << tokens << " tokens, " << seed << ": " << describe(s);
+            EXPECT_LE(with, (tokens < 500 ? 1.03 : 1.02) * without)
+                << tokens << " tokens, " << seed << ": " << describe(s);
             paced += with;
             plain += without;
             for (int32_t n = 0; n <= s.most; ++n)
                 fixed[static_cast<size_t>(n)] += run(s, text, nullptr, n, dice);
         }
-        EXPECT_LE(paced, 1.02 * plain) << tokens << " tokens, " << seed << ": " << describe(s);
+        EXPECT_LE(paced, (tokens < 500 ? 1.03 : 1.015) * plain)
+            << tokens << " tokens, " << seed << ": " << describe(s);
         const double best = *std::min_element(fixed.begin(), fixed.end());
-        if (best <= plain / 1.15) against_best.push_back(paced / best);
+        const double waited = std::min(s.wait() / tokens, 1.0);
+        if (best <= plain / 1.15)
+            against_best.push_back(paced / (waited * plain + (1.0 - waited) * best));
     }
     std::sort(against_best.begin(), against_best.end());
     return against_best;
 }
 
-// Guards against promises that hold only where the pacer's constants were chosen. No scenario takes
-// more than 1.02 of the plain time. Where the best fixed number of guesses gains 1.15 or more, the
-// pacer comes within a tenth of it (an eighth when answers are short, as it has to learn), but for
-// one scenario in fifty: a first guess that fails by bad luck looks like one that always will.
+// Guards against promises that hold only where the pacer's constants were chosen. No text of 500
+// tokens or more takes more than 1.02 of the plain time, no scenario more than 1.015; shorter ones
+// may take 1.03, as a first try may cost more than was expected of it. Where the best fixed number
+// of guesses gains 1.15 or more, the pacer comes within a tenth of it once it may try (an eighth
+// when answers are short, as it has to learn), but for one scenario in fifty: a first guess that
+// fails by bad luck looks like one that always will.
 TEST(DraftPacerScenarios, NoneLosesAndGainsAreFound) {
-    for (const int32_t tokens : {500, 1500, 4000}) {
+    for (const auto& [tokens, bound] : {std::pair{200, 1.15}, std::pair{500, 1.12},
+                                        std::pair{1500, 1.10}, std::pair{4000, 1.10}}) {
         const std::vector<double> ratios =
             check_scenarios(100000u + static_cast<uint64_t>(tokens), tokens);
         ASSERT_GT(ratios.size(), 40u);
-        EXPECT_LE(ratios[ratios.size() - 1 - ratios.size() / 50], tokens > 500 ? 1.10 : 1.12)
-            << tokens;
+        EXPECT_LE(ratios[ratios.size() - 1 - ratios.size() / 50], bound) << tokens;
         EXPECT_LE(ratios.back(), 1.40) << tokens;
     }
 }

@@ -18,9 +18,12 @@ struct Model {
     double per_guess = 0.2;         ///< and what each guess adds
     std::vector<double> cold = {};  ///< what the first steps cost, guesses apart
     double cold_round = 1.0;        ///< factor on the first drafting round
+    double expected = 1.0;          ///< what a guess is taken to cost at first, times what it does
     double noise = 0.0;             ///< each duration is off by up to this share
     double drift = 0.0;             ///< growth of all durations over 1000 tokens
     std::function<double(int32_t)> kept = [](int32_t) { return 0.0; };  ///< by tokens made
+
+    DraftPacer pacer(int32_t most) const { return {most, true, expected * (fixed + per_guess)}; }
 };
 
 /// What came of an answer of some tokens.
@@ -84,15 +87,15 @@ std::function<double(int32_t)> always(double share) {
 
 constexpr uint32_t kSeeds = 20;
 
-/// Fails unless every answer takes at most 1.02 of the plain time and one round.
+/// Fails unless every answer takes at most 1.01 of the plain time and one round.
 void expect_no_loss(const Model& model, int32_t most, const std::string& what) {
     for (const int32_t tokens : {200, 1000})
         for (uint32_t seed = 0; seed < kSeeds / 4; ++seed) {
-            DraftPacer pacer(most, true);
+            DraftPacer pacer = model.pacer(most);
             const Outcome out = Simulation(model, seed).run(&pacer, 0, tokens);
             // Of the noise, the share that does not average out.
             const double noise = 1.8 * model.noise * std::sqrt(out.plain_seconds);
-            EXPECT_LE(out.seconds, 1.02 * out.plain_seconds + out.dearest + noise)
+            EXPECT_LE(out.seconds, 1.01 * out.plain_seconds + out.dearest + noise)
                 << what << ", most " << most << ", " << tokens << " tokens, seed " << seed;
         }
 }
@@ -130,7 +133,7 @@ TEST(DraftPacer, ColdStepsDoNotMakeFailingDraftsLookCheap) {
                                  std::vector<double>(6, 3.0)}) {
             const Model model{.fixed = fixed, .per_guess = 0.3, .cold = cold, .noise = 0.2};
             for (uint32_t seed = 0; seed < kSeeds; ++seed) {
-                DraftPacer pacer(3, true);
+                DraftPacer pacer = model.pacer(3);
                 EXPECT_LE(Simulation(model, seed).run(&pacer, 0, 256).rounds, 3) << fixed;
             }
             expect_no_loss(model, 3, "a tiny model");
@@ -159,10 +162,13 @@ TEST(DraftPacer, ComesCloseToTheBestNumberOfGuesses) {
                         best = std::min(best, seconds);
                     }
                     for (uint32_t seed = 0; seed < kSeeds; ++seed) {
-                        DraftPacer pacer(5, true);
+                        DraftPacer pacer = model.pacer(5);
                         paced += Simulation(model, seed).run(&pacer, 0, 600).seconds;
                     }
-                    const double allowed = best < plain / 1.6 ? 1.10 * best : 1.02 * plain;
+                    // Before its first try it waits until that may cost a hundredth.
+                    const double waited = 1.32 * 100.0 * (fixed + per_guess) / 600.0;
+                    const double after = waited * plain + (1.0 - waited) * best;
+                    const double allowed = best < plain / 1.6 ? 1.10 * after : 1.02 * plain;
                     EXPECT_LE(paced, allowed)
                         << kept << " kept, " << fixed << " + " << per_guess << ", noise " << noise;
                 }
@@ -177,14 +183,14 @@ TEST(DraftPacer, FollowsAChangeInTheMiddle) {
                                   return made < 500 ? 0.9 : 0.0;
                               }};
             const Model half{.per_guess = per_guess, .noise = 0.2, .kept = always(0.9)};
-            DraftPacer falling(3, true), first(3, true);
+            DraftPacer falling = falls.pacer(3), first = half.pacer(3);
             const double after = Simulation(falls, seed).run(&falling, 0, 1000).seconds -
                                  Simulation(half, seed).run(&first, 0, 500).seconds;
             EXPECT_LE(after, 1.02 * 500 + 10.0) << per_guess << " seed " << seed;
             const Model rises{.per_guess = per_guess, .noise = 0.2, .kept = [](int32_t made) {
                                   return made < 500 ? 0.0 : 0.9;
                               }};
-            DraftPacer rising(3, true);
+            DraftPacer rising = rises.pacer(3);
             const Outcome out = Simulation(rises, seed).run(&rising, 0, 1500);
             EXPECT_LE(out.seconds, 0.9 * out.plain_seconds) << per_guess << " seed " << seed;
             EXPECT_LE(out.first_half, out.rounds / 2);
@@ -196,7 +202,7 @@ TEST(DraftPacer, FollowsAChangeInTheMiddle) {
 // none is seen.
 TEST(DraftPacer, TokensAreSeenWhereThatIsCheapOrATryIsNear) {
     const auto seen_of = [](double follow, int32_t most, bool* follows) {
-        DraftPacer pacer(most, true);
+        DraftPacer pacer(most, true, 0.5);
         int32_t seen = 0, waiting = 0;
         for (int32_t made = 0; made < 1000; ++made) {
             const int32_t drafted = pacer.next();
@@ -219,15 +225,56 @@ TEST(DraftPacer, TokensAreSeenWhereThatIsCheapOrATryIsNear) {
         EXPECT_GE(seen, 32) << dear;
         EXPECT_FALSE(follows) << dear;
     }
-    EXPECT_EQ(seen_of(0.001, 3, &follows), 1000);
+    EXPECT_GE(seen_of(0.001, 3, &follows), 950);
     EXPECT_TRUE(follows);
     EXPECT_EQ(seen_of(0.001, 0, &follows), 0);
     EXPECT_FALSE(follows);
 }
 
+// Guards against tries that nothing has paid for: at no token have refused guesses cost more than a
+// hundredth of the time so far, or 0.018 of it where they are so cheap that one in three would pay.
+TEST(DraftPacer, RefusedGuessesNeverCostMoreThanAHundredth) {
+    for (const double cost : {0.05, 0.3, 1.0, 3.0}) {
+        DraftPacer pacer(3, true, cost);
+        double elapsed = 0.0;
+        int32_t rounds = 0, waiting = 0;
+        for (int32_t made = 0; made < 3000; ++made) {
+            const int32_t drafted = pacer.next();
+            if (drafted > 0) {
+                pacer.record_follow(0.01 * cost * waiting, waiting);
+                elapsed += 0.01 * cost * waiting;
+                ++rounds;
+            }
+            waiting = drafted == 0 && pacer.sees() ? std::min(waiting + 1, 32) : 0;
+            elapsed += 1.0 + cost * drafted;
+            pacer.record(1.0 + cost * drafted, drafted, 0);
+            ASSERT_LE(elapsed, (cost < 0.5 ? 1.0181 : 1.0101) * (made + 1)) << cost << ", " << made;
+        }
+        EXPECT_GE(rounds, 4) << cost;
+    }
+}
+
+// Guards against a purse that stays empty: guesses of a model whose tries are dear that become
+// right after a thousand tokens without luck still win, and so do cheap ones.
+TEST(DraftPacer, LateLuckIsFound) {
+    for (const double fixed : {0.1, 0.5, 1.0})
+        for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+            const Model late{.fixed = fixed,
+                             .per_guess = 0.1,
+                             .cold = kCold,
+                             .noise = 0.1,
+                             .kept = [](int32_t made) { return made < 1000 ? 0.0 : 0.95; }};
+            DraftPacer pacer = late.pacer(4);
+            const Outcome out = Simulation(late, seed).run(&pacer, 0, 2000);
+            EXPECT_LE(out.seconds, (fixed < 1.0 ? 0.85 : 0.95) * out.plain_seconds)
+                << fixed << " seed " << seed;
+            EXPECT_LE(out.first_half, 50) << fixed << " seed " << seed;
+        }
+}
+
 // The same records give the same decisions, and without adaptation nothing is decided.
 TEST(DraftPacer, FixedNumbersStay) {
-    DraftPacer fixed(3, false), none(0, true);
+    DraftPacer fixed(3, false, 1.0), none(0, true, 1.0);
     for (int i = 0; i < 20; ++i) {
         EXPECT_EQ(fixed.next(), 3);
         EXPECT_EQ(none.next(), 0);

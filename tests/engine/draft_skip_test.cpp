@@ -169,27 +169,49 @@ TEST(DraftSkip, GuessesAreThoseOfATextWithoutTheUnseenTokens) {
         decode_one(*skipping, a, token, unseen);
         decode_one(*seeing, c, token);
     };
-    const auto everywhere = [&](int32_t token, bool unseen) {
-        only_here(token, unseen);
+    const auto everywhere = [&](int32_t token) {
+        only_here(token, false);
         decode_one(*shorter, b, token);
     };
     for (const int32_t token : {11, 12, 13}) only_here(token, false);
-    // The state before the first token that is seen again has to be the same in the shorter text.
-    for (const int32_t token : {14, 15, 16, prompt.back()}) only_here(token, true);
+    for (const int32_t token : {14, 15, 16}) only_here(token, true);
+    // It cannot be seen without a state before it. Its own one goes with the first token that is
+    // seen again and has to be the same in the shorter text.
+    only_here(prompt.back(), false);
     EXPECT_EQ(skipping->waiting(a), 0);
-    for (const int32_t token : {3, 4, 5}) everywhere(token, false);
+    for (const int32_t token : {3, 4, 5}) everywhere(token);
     EXPECT_EQ(skipping->waiting(a), 3);
     expect_same(7, "behind some that wait");
-    everywhere(7, true);
-    everywhere(8, false);
+    only_here(7, true);
+    everywhere(7);
     expect_same(9, "behind an unseen one that was drafted from");
-    everywhere(9, false);
+    // The prompt goes on without a state in either text.
+    only_here(9, false);
     only_here(4, false);
     only_here(9, true);
+    decode_one(*shorter, b, 9, true);
     decode_prompt(*skipping, a, more);
     decode_prompt(*shorter, b, more);
     decode_prompt(*seeing, c, more);
     expect_same(6, "behind a prompt");
+}
+
+// Guards against work for a block that nobody asks: unseen tokens run the very ops of an engine
+// that was made without it.
+TEST(DraftSkip, UnseenTokensTakeNoOpsOfTheirOwn) {
+    const auto counted = [](int32_t draft_max) {
+        const auto engine = make(hybrid_bytes("qwen35"), draft_max);
+        Sequence sequence = engine->new_sequence();
+        decode_prompt(*engine, sequence, some_tokens(40, 2));
+        engine->ops().reset_op_counts();
+        for (int32_t token = 0; token < 5; ++token)
+            decode_one(*engine, sequence, token, draft_max > 0);
+        std::vector<std::pair<std::string, int64_t>> calls;
+        for (const OpCount& op : engine->ops().op_counts()) calls.emplace_back(op.name, op.calls);
+        return calls;
+    };
+    EXPECT_FALSE(counted(0).empty());
+    EXPECT_EQ(counted(kMost), counted(0));
 }
 
 // Guards against a bulk that differs from what the next guess would have seen anyway.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -48,6 +49,11 @@ void read_view_row(const ActView& view, int64_t t, int64_t cols, std::vector<flo
                 value = static_cast<float>(view.values.row<int8_t>(t)[k]) *
                         view.block_scales.row<float>(t)[k / 32];
                 break;
+            case ActFormat::kFp8:
+                value = f32_from_e4m3(view.values.row<uint8_t>(
+                            t)[view.transposed_quads ? transposed_quad_place(k) : k]) *
+                        view.row_scales.as<float>()[t];
+                break;
             default:
                 value = f32_from_bf16(view.values.row<uint16_t>(
                     t)[view.transposed_pairs ? transposed_pair_place(k) : k]);
@@ -73,6 +79,9 @@ const std::vector<std::byte>& WeightBank::encoded(DType format,
     std::vector<float> values(static_cast<size_t>(k));
     for (int64_t row = 0; row < n; ++row) {
         for (float& value : values) value = random.uniform(-1.0f, 1.0f);
+        for (int64_t i = 0; which >= kSpread && i < k; ++i)
+            values[static_cast<size_t>(i)] *=
+                std::ldexp(1.0f, -static_cast<int>(row * 5 % 12 + i / 32 * 3 % 7));
         quantize_row(format, values.data(), k, bytes.data() + row * row_bytes, Nvfp4Policy::kAmax6);
     }
     return bytes;
@@ -160,7 +169,7 @@ void drive(const Request& request, const Rows& rows, const Call& call, Outputs& 
 }
 
 void read_input(const GemmInput& input, std::vector<float>& values) {
-    for (const std::array<ActView, 2>* part : {&input.prompt, &input.generated}) {
+    for (const ActViews* part : {&input.prompt, &input.generated}) {
         int64_t rows = 0;
         for (const ActView& view : *part)
             if (!view.values.absent()) rows = view.values.rows();

@@ -16,6 +16,8 @@ namespace tessera::op_cases {
 /// Encoded random weights, made once per format and size and shared by all cases and backends.
 class WeightBank {
   public:
+    /// `which` + kSpread: rows are smaller by up to 2^11, blocks of 32 columns by up to 2^6.
+    static constexpr uint32_t kSpread = 1u << 16;
     const std::vector<std::byte>& encoded(DType format, int64_t n, int64_t k, uint32_t which);
 
   private:

@@ -21,20 +21,39 @@ void product_cases(std::vector<OpCase>& cases) {
                FusedCase{.weight = DType::kNVFP4, .n = 17408, .k = 5120, .t = t, .prompt_rows = t});
 }
 
+/// Gates of the delta net, a router: few features.
+void narrow_cases(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kQ8_0, DType::kBF16, DType::kNVFP4})
+        for (const int32_t t : {128, 512, 2048})
+            append(cases,
+                   LinearCase{.weight = format, .n = 48, .k = 5120, .t = t, .prompt_rows = t});
+    append(cases, FusedCase{.kind = FusedKind::kLinearMany,
+                            .weight = DType::kQ8_0,
+                            .n = 48,
+                            .k = 5120,
+                            .t = 2048,
+                            .prompt_rows = 2048});
+    for (const int64_t n : {128, 256})
+        append(
+            cases,
+            LinearCase{.weight = DType::kBF16, .n = n, .k = 2048, .t = 2048, .prompt_rows = 2048});
+}
+
 void attention_cases(std::vector<OpCase>& cases) {
     struct Heads {
         int64_t size;
         int32_t heads, kv_heads;
     };
     for (const Heads& heads : {Heads{256, 24, 4}, Heads{128, 32, 8}})
-        for (const Run& run : {Run{0, 2048}, Run{0, 16384}, Run{63488, 2048}})
-            append(cases, PagedCase{.heads = heads.heads,
-                                    .kv_heads = heads.kv_heads,
-                                    .head_size = heads.size,
-                                    .type_k = DType::kBF16,
-                                    .type_v = DType::kBF16,
-                                    .runs = {run},
-                                    .prompt_runs = 1});
+        for (const DType cache : {DType::kBF16, DType::kF8_E4M3})
+            for (const Run& run : {Run{0, 2048}, Run{0, 16384}, Run{63488, 2048}})
+                append(cases, PagedCase{.heads = heads.heads,
+                                        .kv_heads = heads.kv_heads,
+                                        .head_size = heads.size,
+                                        .type_k = cache,
+                                        .type_v = cache,
+                                        .runs = {run},
+                                        .prompt_runs = 1});
 }
 
 void delta_cases(std::vector<OpCase>& cases) {
@@ -51,6 +70,7 @@ void delta_cases(std::vector<OpCase>& cases) {
 
 void add_card_perf_cases(std::vector<OpCase>& cases) {
     product_cases(cases);
+    narrow_cases(cases);
     attention_cases(cases);
     delta_cases(cases);
 }

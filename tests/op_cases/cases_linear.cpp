@@ -1,6 +1,8 @@
 // The products. Each sweep guards against one kind of fault; sizes stay small, so that the whole
 // list takes seconds.
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "op_cases/op_case.h"
 
@@ -76,6 +78,48 @@ void depth_sweep(std::vector<OpCase>& cases) {
                         {.weight = format, .n = 19, .k = k, .t = t, .prompt_rows = prompt ? t : 0});
 }
 
+/// Prompt rows and weights of few features: K in shares of several units and in shares of none, the
+/// last unit of a step missing; tiles of 16 features that are full, begun and absent.
+void narrow_sweep(std::vector<OpCase>& cases) {
+    constexpr int64_t kFeatures[] = {1, 3, 16, 48, 49, 64, 96, 128};
+    constexpr int32_t kRows[] = {1, 2, 17, 64, 300};
+    constexpr int64_t kDepths[] = {1056, 1280, 288, 2880};
+    size_t turn = 0;
+    for (const DType format : kFormats) {
+        for (const int64_t n : kFeatures) {
+            for (const size_t other : {0, 2}) {
+                const int64_t k = kDepths[turn % std::size(kDepths)];
+                // A few results may by chance all be far below the typical one.
+                const int32_t t =
+                    std::max(kRows[(turn + other) % std::size(kRows)], n < 16 ? 17 : 1);
+                add(cases, {.weight = format,
+                            .n = n,
+                            .k = fits(format, k) ? k : 1280,
+                            .t = t,
+                            .prompt_rows = t,
+                            .bias = turn % 2 == 0,
+                            .add = turn % 3 == 0,
+                            .padding = static_cast<int64_t>(turn % 4),
+                            .outer_scale = 0.37f});
+            }
+            ++turn;
+        }
+    }
+    // Weights of one input, two of which share a format, and all three of them.
+    for (const auto& [format, last] : {std::pair{DType::kQ8_0, DType::kQ4_K},
+                                       {DType::kQ4_0, DType::kQ8_0},
+                                       {DType::kNVFP4, DType::kMXFP4},
+                                       {DType::kQ8_0, DType::kQ8_0}})
+        for (const int32_t t : {1, 40, 65})
+            append(cases, FusedCase{.kind = FusedKind::kLinearMany,
+                                    .weight = format,
+                                    .n = t == 40 ? 300 : 48,
+                                    .k = 1280,
+                                    .t = t,
+                                    .prompt_rows = t == 65 ? 33 : t,
+                                    .last = last});
+}
+
 /// Prompt and generated rows in one call, with every epilogue.
 void mixed_sweep(std::vector<OpCase>& cases) {
     for (const DType format : kFormats)
@@ -104,6 +148,45 @@ void magnitude_sweep(std::vector<OpCase>& cases) {
                             .t = 4,
                             .prompt_rows = prompt ? 4 : 0,
                             .magnitude = magnitude});
+}
+
+/// FP4 weights whose scales lie far apart, subnormal ones among them: a factor of a row or a place
+/// in a table of scales that is out of range shows here. Rows of zeros beside them.
+void spread_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        for (const int64_t k : {64, 320, 1088})
+            for (const int32_t t : {1, 70, 300})
+                add(cases, {.weight = format,
+                            .n = k == 320 ? 257 : 129,
+                            .k = k,
+                            .t = t,
+                            .prompt_rows = t == 1 ? 0 : t - t / 100,
+                            .bias = t == 70,
+                            .add = k == 64,
+                            .padding = k == 1088 ? 3 : 0,
+                            .outer_scale = 0.37f,
+                            .spread = true});
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        add(cases, {.weight = format, .n = 40, .k = 192, .t = 5, .prompt_rows = 3, .magnitude = 0});
+    // More columns than a tensor core sums in one go, and a last chunk that ends early.
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        for (const bool accumulate : {false, true})
+            add(cases, {.weight = format,
+                        .n = 24,
+                        .k = format == DType::kNVFP4 ? 17728 : 12320,
+                        .t = 9,
+                        .prompt_rows = 8,
+                        .bias = true,
+                        .add = accumulate});
+    // Rows longer than a block of a card keeps in registers.
+    for (const FusedKind fused :
+         {FusedKind::kPrepare, FusedKind::kRmsNormInput, FusedKind::kGluInput})
+        append(cases, FusedCase{.kind = fused,
+                                .weight = DType::kNVFP4,
+                                .n = 8,
+                                .k = 20736,
+                                .t = 3,
+                                .prompt_rows = 2});
 }
 
 void fused_sweep(std::vector<OpCase>& cases) {
@@ -180,6 +263,7 @@ void add_linear_cases(std::vector<OpCase>& cases) {
     token_sweep(cases);
     height_sweep(cases);
     depth_sweep(cases);
+    narrow_sweep(cases);
     mixed_sweep(cases);
     magnitude_sweep(cases);
     fused_sweep(cases);
@@ -194,6 +278,8 @@ std::vector<OpCase> all_cases() {
     add_choice_cases(cases);
     add_recurrent_cases(cases);
     add_expert_cases(cases);
+    // Last, so that the others keep their seeds.
+    spread_sweep(cases);
     return cases;
 }
 

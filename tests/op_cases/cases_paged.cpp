@@ -272,6 +272,29 @@ void attention_poison(std::vector<OpCase>& cases) {
         add({.kv_heads = 1, .runs = {{at - 1, 3}}, .poison_v = Poison::kInfinity, .poison_at = at});
 }
 
+/// Pages of 8-bit floats, which a kernel may convert on their way: windows that begin and end
+/// inside pages, more pages than are under way at once, and a NaN that some rows see.
+void attention_coded(std::vector<OpCase>& cases) {
+    for (const int64_t head_size : {64, 128, 256}) {
+        PagedCase shape{.heads = 6,
+                        .kv_heads = 2,
+                        .head_size = head_size,
+                        .type_k = DType::kF8_E4M3,
+                        .type_v = DType::kF8_E4M3,
+                        .runs = {{0, 1}, {90, 340}, {5, 70}, {0, 0}, {63, 2}},
+                        .prompt_runs = 4};
+        for (const int32_t window : {0, 1, 64, 100}) {
+            shape.window = window;
+            append(cases, shape);
+        }
+        shape.runs = {{20, 180}, {0, 70}};
+        shape.prompt_runs = 2;
+        shape.poison_v = Poison::kNan;
+        shape.poison_at = 66;
+        append(cases, shape);
+    }
+}
+
 void argmax_cases(std::vector<OpCase>& cases) {
     for (const Logits logits : {Logits::kRandom, Logits::kTies, Logits::kNanRows, Logits::kAllNan,
                                 Logits::kMasked, Logits::kConstant, Logits::kPeaked})
@@ -352,6 +375,7 @@ void add_paged_cases(std::vector<OpCase>& cases) {
     attention_options(cases);
     attention_sinks(cases);
     attention_poison(cases);
+    attention_coded(cases);
 }
 
 void add_choice_cases(std::vector<OpCase>& cases) {

@@ -66,13 +66,18 @@ std::string memory_text(const MemoryCase& c) {
 
 std::string params_of(const LinearCase& c) {
     return fmt::format(
-        "type={},m={},n={},k={},prompt={},bias={},add={},padding={},scale={},magnitude={}",
+        "type={},m={},n={},k={},prompt={},bias={},add={},padding={},scale={},magnitude={}{}",
         dtype_name(c.weight), c.n, c.t, c.k, c.prompt_rows, int{c.bias}, int{c.add}, c.padding,
-        c.outer_scale, c.magnitude);
+        c.outer_scale, c.magnitude, c.spread ? ",spread=1" : "");
 }
 std::string params_of(const FusedCase& c) {
-    return fmt::format("type={},m={},n={},k={},prompt={},glu={},magnitude={}", dtype_name(c.weight),
-                       c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
+    std::string text =
+        fmt::format("type={},m={},n={},k={},prompt={},glu={},magnitude={}", dtype_name(c.weight),
+                    c.n, c.t, c.k, c.prompt_rows, glu_name(c.glu), c.magnitude);
+    if (c.kind == FusedKind::kGluInput || c.kind == FusedKind::kGatedRmsNormInput)
+        text += fmt::format(",head={}", c.head);
+    if (c.last) text += fmt::format(",last={}", dtype_name(*c.last));
+    return text;
 }
 std::string params_of(const NormCase& c) {
     return fmt::format("ne={},padding={},eps={},gain={},inplace={}", extents(c.shape), c.padding,
@@ -149,7 +154,8 @@ std::string params_of(const DeltaCase& c) {
     constexpr std::string_view kDecays[] = {"weak",       "none", "strong", "vanishing",
                                             "beyond_exp", "wide", "mixed"};
     constexpr std::string_view kBetas[] = {"uniform", "0", "1"};
-    constexpr std::string_view kKeys[] = {"random", "same", "nearly_same", "zero_rows"};
+    constexpr std::string_view kKeys[] = {"random",    "same",  "nearly_same",
+                                          "zero_rows", "alike", "turning"};
     return fmt::format("nk={},nv={},hs_k={},hs_v={},{},decay={},beta={},keys={},padding={}",
                        c.key_heads, c.heads, c.key_size, c.size, memory_text(c.memory),
                        kDecays[static_cast<size_t>(c.decay)], kBetas[static_cast<size_t>(c.beta)],

@@ -35,7 +35,9 @@ class HostedOps final : public Ops {
     int64_t upload_bytes(const HostWeight& weight) const override {
         return inner_->upload_bytes(weight);
     }
-    ActWants wants(DType weight_format) const override { return inner_->wants(weight_format); }
+    ActWants wants(DType weight_format, int32_t experts) const override {
+        return inner_->wants(weight_format, experts);
+    }
     bool delta_rule_in_f16() const override { return inner_->delta_rule_in_f16(); }
     Weight upload(const HostWeight& weight) override { return inner_->upload(weight); }
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -26,6 +27,7 @@ struct LinearCase {
     int64_t padding = 0;       ///< floats between two rows of out
     float outer_scale = 1.0f;  ///< second-level scale of the weight
     float magnitude = 1.0f;    ///< activations are uniform in [-magnitude, magnitude]
+    bool spread = false;       ///< rows and blocks of the weight differ by powers of two
 };
 
 enum class FusedKind : uint8_t {
@@ -33,8 +35,8 @@ enum class FusedKind : uint8_t {
     kLinearMany,
     kRmsNormInput,
     kPrepare,
-    kGluInput,          ///< [t, k / 64, 64]
-    kGatedRmsNormInput  ///< [t, k / 64, 64]
+    kGluInput,          ///< [t, k / head, head]
+    kGatedRmsNormInput  ///< [t, k / head, head]
 };
 
 /// Ops with a default body, and prepare; `weight` decides the activation formats that are wanted.
@@ -47,6 +49,8 @@ struct FusedCase {
     int32_t prompt_rows = 0;
     Glu glu = Glu::kSwiGlu;
     float magnitude = 1.0f;
+    int64_t head = 64;
+    std::optional<DType> last{};  ///< kLinearMany: format of the last of the three weights
 };
 
 enum class InPlace : uint8_t { kNo, kFirst, kSecond };
@@ -215,7 +219,14 @@ enum class Decay : uint8_t {
     kMixed       ///< any of these and -infinity
 };
 enum class Beta : uint8_t { kUniform, kZero, kOne };
-enum class Keys : uint8_t { kRandom, kSame, kNearlySame, kZeroRows };
+enum class Keys : uint8_t {
+    kRandom,
+    kSame,
+    kNearlySame,
+    kZeroRows,
+    kAlike,   ///< half of the square of each in one direction
+    kTurning  ///< each like the one before, unlike those far before
+};
 
 struct DeltaCase {
     int64_t key_heads = 2;
@@ -343,7 +354,7 @@ Cost case_cost(const OpCase& op_case);
 /// Appends a case with a seed of its own. Not inline: the lists would take minutes to compile.
 void append(std::vector<OpCase>& cases, Shape shape);
 
-/// What the tests run: about 2,300 cases, edge sizes above all.
+/// What the tests run: about 2,500 cases, edge sizes above all.
 std::vector<OpCase> all_cases();
 /// Sizes of real models for `test-ops perf`.
 std::vector<OpCase> perf_cases();

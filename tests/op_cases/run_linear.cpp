@@ -13,8 +13,9 @@ void run_many(const FusedCase& shape, const Request& request, const Guarded& x, 
     const int64_t small = (shape.n + 2) / 3;
     const Weight q = request.subject.weight(shape.weight, shape.n, shape.k, 1.0f, 0);
     const Weight k = request.subject.weight(shape.weight, small, shape.k, 0.37f, 1);
-    const Weight v = request.subject.weight(shape.weight, small, shape.k, 1.0f, 2);
-    outputs.wants = q.wants;
+    const Weight v =
+        request.subject.weight(shape.last.value_or(shape.weight), small, shape.k, 1.0f, 2);
+    outputs.wants = q.wants | v.wants;
     Guarded bias("bias", DType::kF32, {small}, 0, Role::kInput);
     bias.fill(random, -1.0f, 1.0f);
     bias.seal();
@@ -64,19 +65,18 @@ GemmInput make_input(const FusedCase& shape,
                      const RowRange& part,
                      ActWants wants) {
     constexpr float kEps = 1e-5f;
-    constexpr int64_t kHead = 64;
     Ops& ops = request.subject.ops;
     const bool composed = request.body == Body::kDefault;
     const Tensor x = operands.x.tensor().slice_rows(part.begin, part.count);
     const Tensor z = operands.z.tensor().slice_rows(part.begin, part.count);
     Tensor gain = operands.gain.tensor();
     if (shape.kind == FusedKind::kGluInput || shape.kind == FusedKind::kGatedRmsNormInput) {
-        const Tensor heads = x.reshape({part.count, shape.k / kHead, kHead});
-        const Tensor others = z.reshape({part.count, shape.k / kHead, kHead});
+        const Tensor heads = x.reshape({part.count, shape.k / shape.head, shape.head});
+        const Tensor others = z.reshape({part.count, shape.k / shape.head, shape.head});
         if (shape.kind == FusedKind::kGluInput)
             return composed ? ops.Ops::glu_input(ex, heads, others, shape.glu, wants)
                             : ops.glu_input(ex, heads, others, shape.glu, wants);
-        gain = gain.slice_rows(0, kHead);
+        gain = gain.slice_rows(0, shape.head);
         return composed ? ops.Ops::gated_rms_norm_input(ex, heads, gain, kEps, others, wants)
                         : ops.gated_rms_norm_input(ex, heads, gain, kEps, others, wants);
     }
@@ -96,10 +96,10 @@ GemmInput make_input(const FusedCase& shape,
 Outputs execute(const LinearCase& shape, const Request& request) {
     Outputs outputs;
     Random random(request.seed);
-    const Weight weight =
-        request.subject.weight(shape.weight, shape.n, shape.k, shape.outer_scale, 0);
+    const Weight weight = request.subject.weight(shape.weight, shape.n, shape.k, shape.outer_scale,
+                                                 shape.spread ? WeightBank::kSpread : 0);
     outputs.wants = weight.wants;
-    if (weight.wants != request.subject.ops.wants(shape.weight))
+    if (weight.wants != request.subject.ops.wants(shape.weight, 1))
         outputs.faults.push_back("upload and wants() name different activation formats");
     Guarded x("x", DType::kF32, {shape.t, shape.k}, 0, Role::kInput);
     x.fill(random, -shape.magnitude, shape.magnitude);
@@ -140,7 +140,7 @@ Outputs execute(const FusedCase& shape, const Request& request) {
     if (shape.kind == FusedKind::kLinearMany) {
         run_many(shape, request, x, outputs);
     } else {
-        outputs.wants = request.subject.ops.wants(shape.weight);
+        outputs.wants = request.subject.ops.wants(shape.weight, 1);
         drive(
             request, {shape.t, shape.prompt_rows},
             [&](Exec& ex, int32_t begin, int32_t count) {

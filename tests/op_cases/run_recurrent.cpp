@@ -264,22 +264,27 @@ void fill_directions(Random& random, Keys kind, const Guarded& guarded) {
     const Tensor& x = guarded.tensor();
     std::vector<float> common(static_cast<size_t>(x.cols()));
     for (float& value : common) value = random.uniform(-1.0f, 1.0f);
-    for (int64_t t = 0; t < x.rows(); ++t)
+    constexpr float kStep = 0.3f;
+    for (int64_t t = 0; t < x.rows(); ++t) {
+        for (float& value : common)
+            if (kind == Keys::kTurning) value += kStep * random.uniform(-1.0f, 1.0f);
         for (int64_t h = 0; h < x.shape[1]; ++h) {
             float* row = x.row<float>(t) + h * x.stride[1];
             double squares = 1e-6;
             for (int64_t i = 0; i < x.cols(); ++i) {
                 const float own = random.uniform(-1.0f, 1.0f);
                 const float shared = common[static_cast<size_t>(i)];
-                row[i] = kind == Keys::kSame         ? shared
-                         : kind == Keys::kNearlySame ? shared + 0.05f * own
-                                                     : own;
+                row[i] = kind == Keys::kSame || kind == Keys::kTurning ? shared
+                         : kind == Keys::kNearlySame                   ? shared + 0.05f * own
+                         : kind == Keys::kAlike                        ? shared + own
+                                                                       : own;
                 if (kind == Keys::kZeroRows && t % 3 == 0) row[i] = 0.0f;
                 squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
             }
             const auto factor = static_cast<float>(1.0 / std::sqrt(squares));
             for (int64_t i = 0; i < x.cols(); ++i) row[i] *= factor;
         }
+    }
 }
 
 }  // namespace

@@ -49,6 +49,8 @@ bool is_fused(const OpCase& op_case) {
 
 /// Fused ops whose contract asks for the bits of the composition.
 bool is_fused_exactly(const OpCase& op_case) {
+    const auto* fused = std::get_if<FusedCase>(&op_case.shape);
+    if (fused != nullptr) return fused->kind == FusedKind::kLinearMany;
     return is_fused(op_case) && (std::holds_alternative<DeltaInputCase>(op_case.shape) ||
                                  std::holds_alternative<PagedCase>(op_case.shape));
 }

@@ -51,10 +51,11 @@ class Runner {
         std::unique_ptr<Subject> subject;
     };
     WeightBank& bank_;
-    std::unique_ptr<Ops> ops_;
-    std::unique_ptr<Ops> single_;
+    // Before ops_ and single_, whose initializers set them.
     HostedOps* hosted_ = nullptr;         ///< ops_, where it is one
     HostedOps* hosted_single_ = nullptr;  ///< single_, likewise
+    std::unique_ptr<Ops> ops_;
+    std::unique_ptr<Ops> single_;
     Subject subject_;
     Subject single_subject_;
     std::map<std::pair<uint8_t, uint8_t>, Oracle> references_;

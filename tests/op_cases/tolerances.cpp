@@ -5,7 +5,12 @@
 // - weights that bf16 cannot hold (all but BF16, MXFP4, NVFP4) may be rounded to it where the
 //   activations are bf16 or nvfp4: (2^-9)^2 / 3 = 1.3e-6;
 // - a producer whose f32 arithmetic differs in the last bit flips a rounding to bf16 once in 2^16,
-//   to int8 once in 2^17, to nvfp4 once in 2^20, by one step of that format.
+//   to int8 once in 2^17, to nvfp4 and fp8 once in 2^20, by one step of that format;
+// - before fp8 activations a weight may be rounded to e4m3, by up to 2^-4 of itself: 2^-8 of the
+//   power where every weight is as far off as can be. MXFP4 weights are e4m3 as they are, but for
+//   those below 2^-15 of their row's largest. Tensor cores cut off sums of e4m3 at some 14 bits,
+//   which may cost a tenth of what rounding the activations does, 2.7e-2: an NMSE of 7e-6, and a
+//   hundred times that where there are a few outputs only.
 #include <algorithm>
 
 #include "op_cases/runner.h"
@@ -16,11 +21,16 @@ namespace {
 // MUL_MAT and LINEAR_MANY.
 constexpr double kProduct = 1e-11;
 constexpr double kProductRoundedWeights = 2e-5;
+constexpr double kProductFp8 = 0x1p-8;
+constexpr double kProductFp8Exact = 7e-6;
+constexpr double kProductFp8ExactFew = 7e-4;
+constexpr int64_t kFewOutputs = 16;
 // LINEAR_GLU and RMS_NORM_INPUT, by the format of their result.
 constexpr double kResultF32 = 1e-11;
 constexpr double kResultBf16 = 1e-7;
 constexpr double kResultInt8 = 1e-6;
 constexpr double kResultNvfp4 = 1e-3;
+constexpr double kResultFp8 = 1e-3;
 // One f32 rounding per element.
 constexpr double kRowwise = 1e-13;
 constexpr double kSoftmax = 1e-12;
@@ -63,6 +73,8 @@ bool exact_in_bf16(DType format) {
 }
 
 double product_bound(DType weight, ActWants wanted, int32_t t, int32_t prompt_rows) {
+    if (wants(wanted, ActFormat::kFp8, t, prompt_rows))
+        return weight == DType::kMXFP4 ? kProductFp8Exact : kProductFp8;
     const bool rounds = wants(wanted, ActFormat::kBF16, t, prompt_rows) ||
                         wants(wanted, ActFormat::kNvfp4, t, prompt_rows);
     return rounds && !exact_in_bf16(weight) ? kProductRoundedWeights : kProduct;
@@ -70,12 +82,15 @@ double product_bound(DType weight, ActWants wanted, int32_t t, int32_t prompt_ro
 
 double result_bound(ActWants wanted, int32_t t, int32_t prompt_rows) {
     if (wants(wanted, ActFormat::kNvfp4, t, prompt_rows)) return kResultNvfp4;
+    if (wants(wanted, ActFormat::kFp8, t, prompt_rows)) return kResultFp8;
     if (wants(wanted, ActFormat::kInt8, t, prompt_rows)) return kResultInt8;
     return wants(wanted, ActFormat::kBF16, t, prompt_rows) ? kResultBf16 : kResultF32;
 }
 
 double bound_of(const LinearCase& shape, ActWants wanted) {
-    return product_bound(shape.weight, wanted, shape.t, shape.prompt_rows);
+    const double bound = product_bound(shape.weight, wanted, shape.t, shape.prompt_rows);
+    const bool exact = bound == kProductFp8Exact;
+    return exact && shape.n * shape.t < kFewOutputs ? kProductFp8ExactFew : bound;
 }
 
 double bound_of(const FusedCase& shape, ActWants wanted) {

@@ -52,10 +52,13 @@ double relative_error(ActFormat format, float amax) {
 
 /// Fault N1: without a second-level scale large rows are clamped and small ones vanish.
 TEST(Activations, RelativeErrorDoesNotDependOnMagnitude) {
-    for (const ActFormat format : {ActFormat::kBF16, ActFormat::kInt8, ActFormat::kNvfp4}) {
+    for (const ActFormat format :
+         {ActFormat::kBF16, ActFormat::kInt8, ActFormat::kNvfp4, ActFormat::kFp8}) {
         const double usual = relative_error(format, 1.0f);
         EXPECT_GT(usual, 1e-4);
-        EXPECT_LT(usual, format == ActFormat::kNvfp4 ? 0.11 : 0.008);
+        EXPECT_LT(usual, format == ActFormat::kNvfp4 ? 0.11
+                         : format == ActFormat::kFp8 ? 0.03
+                                                     : 0.008);
         // A bf16's own error depends on where in an octave the values lie, by up to a factor of 2.
         const double slack = format == ActFormat::kBF16 ? 0.4 : 0.05;
         for (const float amax : {1e-30f, 1e-3f, 2687.0f, 2689.0f, 6e4f, 1e30f})
@@ -97,12 +100,41 @@ TEST(Activations, RoundAsTheContractSays) {
     EXPECT_EQ(nvfp4[18], 2.0f);
     EXPECT_EQ(nvfp4[19], 4.0f);
     EXPECT_EQ(nvfp4[20], -3.0f);
+
+    // Row scale 1: amax = 448.
+    row.assign(64, 0.0f);
+    row[0] = -448.0f;
+    row[1] = 17.0f;      // tie between 16 and 18: the even code, 16
+    row[2] = 19.0f;      // tie between 18 and 20: the even code, 20
+    row[3] = 0x1p-9f;    // the least subnormal
+    row[40] = 0x1p-10f;  // tie: zero
+    row[41] = 240.5f;
+    const std::vector<float> fp8 = round_trip(ActFormat::kFp8, row);
+    EXPECT_EQ(fp8[0], -448.0f);
+    EXPECT_EQ(fp8[1], 16.0f);
+    EXPECT_EQ(fp8[2], 20.0f);
+    EXPECT_EQ(fp8[3], 0x1p-9f);
+    EXPECT_EQ(fp8[40], 0.0f);
+    EXPECT_EQ(fp8[41], 240.0f);
+}
+
+/// Magnitudes whose scale would be subnormal have the least scale instead; what is no number takes
+/// its row with it.
+TEST(Activations, Fp8RowsAtTheEndsOfTheRange) {
+    const std::vector<float> tiny = round_trip(ActFormat::kFp8, {0x1p-126f, -0x1.8p-130f, 0.0f});
+    EXPECT_EQ(tiny, (std::vector<float>{0x1p-126f, -0x1.8p-130f, 0.0f}));
+    const std::vector<float> infinite = round_trip(ActFormat::kFp8, {1.0f, INFINITY, 0.0f});
+    for (const float value : infinite) EXPECT_TRUE(std::isnan(value));
+    const std::vector<float> nan = round_trip(ActFormat::kFp8, {448.0f, NAN, -1.0f});
+    EXPECT_EQ(nan[0], 448.0f);
+    EXPECT_TRUE(std::isnan(nan[1]));
+    EXPECT_EQ(nan[2], -1.0f);
 }
 
 /// A row of zeros has no largest value to divide by.
 TEST(Activations, RowsOfZerosStayZero) {
     for (const ActFormat format :
-         {ActFormat::kF32, ActFormat::kBF16, ActFormat::kInt8, ActFormat::kNvfp4})
+         {ActFormat::kF32, ActFormat::kBF16, ActFormat::kInt8, ActFormat::kNvfp4, ActFormat::kFp8})
         EXPECT_EQ(round_trip(format, std::vector<float>(96, 0.0f)), std::vector<float>(96, 0.0f));
 }
 

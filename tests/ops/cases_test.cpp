@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "backends/reference/reference_class.h"
 #include "engine/engine.h"
 #include "op_cases/runner.h"
 
@@ -126,6 +127,36 @@ TEST(HostedOps, CarryOperandsOverAndBack) {
             failed += fmt::format("{}: {}\n", op_cases::case_name(op_case), verdict.fault);
     }
     EXPECT_EQ(failed, "");
+}
+
+/// Memory that is not the host's, and a sum that writes one value too many.
+class StrayOps final : public reference::ReferenceOps {
+  public:
+    StrayOps() : reference::ReferenceOps(ReferenceOptions{}) {}
+    bool on_host() const override { return false; }
+    void add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out) override {
+        reference::ReferenceOps::add(ex, a, b, out);
+        const auto extent = [&](size_t axis) { return (out.shape[axis] - 1) * out.stride[axis]; };
+        int64_t end = 1;
+        for (int32_t axis = 0; axis < out.rank; ++axis) end += extent(static_cast<size_t>(axis));
+        if (!ex.planning()) out.as<float>()[end] = 1.0f;
+    }
+};
+
+/// Guards against a runner that forgets that its backend's memory is elsewhere: what an op writes
+/// beside its operands would go unseen, and speeds would be those of the copies.
+TEST(HostedOps, AStrayWriteFailsTheCase) {
+    op_cases::Runner runner(
+        [](int32_t) -> std::unique_ptr<Ops> { return std::make_unique<StrayOps>(); },
+        shared_bank());
+    int32_t checked = 0;
+    for (const OpCase& op_case : op_cases::all_cases()) {
+        if (op_cases::op_name(op_case) != "ADD" || ++checked > 8) continue;
+        const op_cases::Verdict verdict = runner.check(op_case);
+        EXPECT_NE(verdict.fault.find("device memory"), std::string::npos)
+            << op_cases::case_name(op_case) << ": " << verdict.fault;
+    }
+    EXPECT_GT(checked, 0);
 }
 
 /// Guards against a list that shrinks: users of the reference compare counts.

@@ -11,6 +11,7 @@
 #include "backends/cpu/cpu_ops.h"
 #include "core/codec.h"
 #include "core/numeric.h"
+#include "engine/engine.h"
 
 namespace tessera::cpu {
 namespace {
@@ -332,6 +333,22 @@ TEST(CpuLinear, PackedWeightsTakeNoMoreThanTheirFileByFewPercent) {
                                 .scales = {}};
         const auto file = static_cast<double>(4096 * dtype_bytes(format, 4096));
         EXPECT_LE(static_cast<double>(ops->upload_bytes(weight)), 1.03 * file + 64);
+    }
+}
+
+/// Guards against activations that nobody asked for where the asked ones have no kernel.
+TEST(CpuLinear, RefusesFp8Activations) {
+    for (const std::string_view name : {"cpu", "auto"}) {
+        BackendOptions options{.name = std::string(name), .threads = 1, .isa = {}};
+        options.act = ActPolicy::kFp8;
+        options.gpu_layers = 0;
+        try {
+            make_ops(options);
+            ADD_FAILURE() << name << " takes fp8";
+        } catch (const UserError& error) {
+            EXPECT_EQ(error.code(), ExitCode::kUsage);
+            EXPECT_NE(std::string_view(error.what()).find("Hopper"), std::string_view::npos);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 // What the tests of the gated delta net share: backends, a small net with its memory and inputs
 // between NaN, and the recurrence of the paper in f64.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -24,7 +25,6 @@ class Machine {
     explicit Machine(const std::string& set, int32_t threads = 2)
         : ops_(make_ops({.name = set == "reference" ? "reference" : "cpu",
                          .threads = set == "reference" ? 1 : threads,
-                         .act = ActPolicy::kF32,
                          .isa = set == "reference" ? "" : set})),
           memory_(ops_->allocate(kBytes)) {}
     Ops& ops() { return *ops_; }
@@ -133,6 +133,21 @@ struct Inputs {
     Inputs(const Inputs&) = delete;
     Inputs& operator=(const Inputs&) = delete;
 
+    /// Keys that share the part (1 - own) of one direction, from row `from` on.
+    void align_keys(float own, int64_t from) const {
+        for (int64_t t = std::max<int64_t>(from, 1); t < rows; ++t)
+            for (int64_t h = 0; h < d.key_heads; ++h) {
+                const float* first = k.row<float>(0) + h * k.stride[1];
+                float* row = k.row<float>(t) + h * k.stride[1];
+                double squares = 1e-9;
+                for (int64_t i = 0; i < d.key_size; ++i) {
+                    row[i] = (1.0f - own) * first[i] + own * row[i];
+                    squares += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+                }
+                for (int64_t i = 0; i < d.key_size; ++i)
+                    row[i] *= static_cast<float>(1.0 / std::sqrt(squares));
+            }
+    }
     void set_gates(const std::function<float(int64_t, int64_t)>& decay,
                    const std::function<float(int64_t, int64_t)>& strength) const {
         for (int64_t t = 0; t < rows; ++t)

@@ -172,17 +172,6 @@ TEST(BenchPrinter, CsvColumnsFollowTheFields) {
     EXPECT_EQ(columns, static_cast<size_t>(std::count(heading.begin(), heading.end(), ',')) + 1);
 }
 
-TEST(OpsTable, SortsByTimeAndGivesRates) {
-    const std::vector<OpCount> counts{
-        {.name = "small", .calls = 2, .seconds = 0.1, .flops = 0, .bytes = 1e9},
-        {.name = "large", .calls = 3, .seconds = 0.5, .flops = 1e11, .bytes = 2e9}};
-    const std::string table = ops_table(counts, 1.0);
-    EXPECT_LT(table.find("large"), table.find("small"));
-    EXPECT_NE(table.find("200.0"), std::string::npos) << "GFLOP/s of 1e11 in 0.5 s\n" << table;
-    EXPECT_NE(table.find("50.00%"), std::string::npos) << table;
-    EXPECT_NE(table.find("40.00%"), std::string::npos) << "time outside the ops\n" << table;
-}
-
 // Guards against a sum of tokens that overflows: the context came out small and the run ended with
 // an unrelated message.
 TEST(Bench, TestsLongerThanAnyContextAreRefused) {

@@ -153,7 +153,7 @@ TEST(Options, NamesTheNearestKnownWord) {
     EXPECT_EQ(
         failure({"run", "x", "--act", "nvpf4"}),
         "run: --act: unknown value 'nvpf4'; did you mean nvfp4? (known: auto, f32, bf16, int8, "
-        "nvfp4)");
+        "nvfp4, fp8)");
     EXPECT_NE(failure({"quantize", "a", "b", "NVFP5"}).find("did you mean NVFP4?"),
               std::string::npos);
     EXPECT_EQ(failure({"run", "x", "--ctx", "1"}),

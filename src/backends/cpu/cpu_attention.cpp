@@ -480,7 +480,11 @@ void CpuOps::attention(Exec& ex,
         const PromptKernels& kernels = rows_->prompt(call.shape.head_size);
         const PromptScratch scratch = prompt_scratch(ex, call, kernels, prompt_rows, pool_.size());
         if (!ex.planning()) {
-            const Timed timed(*this, "attention[prompt]", work / 2, 8 * elements);
+            const bool tiles = rows_->prompt_operands != Operands::kF32;
+            const bool whole = q.cols() % 32 == 0;  // what a tile's row holds
+            const Timed timed(*this, "attention[prompt]", work / 2, 8 * elements,
+                              whole ? rows_->prompt_operands : Operands::kF32,
+                              tiles && !whole ? "head size not of whole tiles: vectors" : "");
             attend_prompts(call, kernels, scratch, prompt_rows, pool_);
         }
     }

@@ -488,7 +488,8 @@ void CpuOps::linear_experts(
         const double act = static_cast<double>(rows.rows * x.cols + call.pairs * weight.rows);
         const Timed timed(*this, linear_->expert_label(weight.format, rows.prompt),
                           2 * call.product.work(call.pairs),
-                          static_cast<double>(list.count) * packed_bytes(weight) + 4 * act);
+                          static_cast<double>(list.count) * packed_bytes(weight) + 4 * act,
+                          linear_->operands(weight.format, rows.prompt), {});
         run_items(call, list, scratch);
     }
 }
@@ -501,8 +502,10 @@ GemmInput CpuOps::linear_experts_glu(Exec& ex,
                                      Glu kind,
                                      ActWants wants) {
     // One kernel call serves both weights.
-    if (gate.format != up.format)
+    if (gate.format != up.format) {
+        note_composed(ex, "linear_experts_glu", "gate and up of different formats: two products");
         return Ops::linear_experts_glu(ex, x, work, gate, up, kind, wants);
+    }
     check_weight(x, work, gate);
     check_weight(x, work, up);
     check(gate.rows == up.rows, "linear_experts_glu: shapes");
@@ -545,7 +548,8 @@ GemmInput CpuOps::linear_experts_glu(Exec& ex,
         const Timed timed(
             *this, linear_->expert_label(gate.format, rows.prompt),
             4 * call.product.work(call.pairs),
-            static_cast<double>(list.count) * (packed_bytes(gate) + packed_bytes(up)) + 4 * act);
+            static_cast<double>(list.count) * (packed_bytes(gate) + packed_bytes(up)) + 4 * act,
+            linear_->operands(gate.format, rows.prompt), {});
         run_items(call, list, scratch);
     }
     return direct ? input : prepare(pair_rows, gated, wants);

@@ -121,17 +121,13 @@ struct RoundRows {
     }
 };
 
-void allocate_views(Exec& ex,
-                    int64_t rows,
-                    int64_t cols,
-                    uint8_t wants,
-                    bool skip_f32,
-                    std::array<ActView, 2>& views) {
+void allocate_views(
+    Exec& ex, int64_t rows, int64_t cols, uint8_t wants, bool skip_f32, ActViews& views) {
     size_t count = 0;
     for (const ActFormat format :
          {ActFormat::kF32, ActFormat::kBF16, ActFormat::kInt8, ActFormat::kNvfp4}) {
         if ((wants & bit_of(format)) == 0) continue;
-        check(count < views.size(), "an activation in more than two formats at once");
+        check(count < views.size(), "an activation in more formats than a view each");
         ActView& view = views[count++];
         view.format = format;
         if (format == ActFormat::kF32) {
@@ -170,9 +166,13 @@ CpuOps::Linear::Linear(Isa chosen, const CpuOptions& options)
       act_prompt(options.act_auto ? default_prompt(chosen) : options.act_prompt),
       act_generated(options.act_auto ? default_generated(chosen) : options.act_generated) {
     if (act_prompt == ActFormat::kFp8 || act_generated == ActFormat::kFp8)
-        throw UserError(ExitCode::kUsage, "fp8 activations: not on the CPU backend");
+        throw UserError(
+            ExitCode::kUsage,
+            "--act fp8 needs a Hopper card (H100, H200); the CPU takes auto, f32, bf16, int8 "
+            "or nvfp4");
     labels.resize(kDTypes);
     expert_labels.resize(kDTypes);
+    multiplied.resize(kDTypes);
     for (int i = 0; i < kDTypes; ++i) {
         const DType format = static_cast<DType>(i);
         const bool tiles = kernels->panels != nullptr && format != DType::kF32;
@@ -181,6 +181,12 @@ CpuOps::Linear::Linear(Isa chosen, const CpuOptions& options)
         const ActFormat act = act_of(format, act_prompt);
         const bool bf16 = act == ActFormat::kBF16 || act == ActFormat::kNvfp4;
         for (size_t prompt = 0; prompt < 2; ++prompt) {
+            const bool int8 =
+                act_of(format, prompt == 1 ? act_prompt : act_generated) == ActFormat::kInt8;
+            multiplied[static_cast<size_t>(i)][prompt] = prompt == 1 && tiles && bf16
+                                                             ? Operands::k16Bits
+                                                         : int8 ? Operands::kInt8
+                                                                : Operands::kF32;
             const Isa runs = prompt == 1 && tiles && bf16 ? isa : rows_isa;
             const std::string kernel = name + std::string(isa_name(runs)) + "]";
             labels[static_cast<size_t>(i)][prompt] = "linear" + kernel;

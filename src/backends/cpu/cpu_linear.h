@@ -33,12 +33,18 @@ struct CpuOps::Linear {
         return expert_labels[static_cast<size_t>(stored)][prompt ? 1 : 0];
     }
 
+    /// What such a product multiplies, for the counters.
+    Operands operands(DType stored, bool prompt) const {
+        return multiplied[static_cast<size_t>(stored)][prompt ? 1 : 0];
+    }
+
     const LinearKernels* kernels = nullptr;
     Isa isa;
     ActFormat act_prompt = ActFormat::kF32;
     ActFormat act_generated = ActFormat::kF32;
     std::vector<std::array<std::string, 2>> labels;  ///< by format; generated, prompt rows
     std::vector<std::array<std::string, 2>> expert_labels;
+    std::vector<std::array<Operands, 2>> multiplied;
 };
 
 /// Elements between two rows of a bf16 activation of `cols` columns: a multiple of 32 (64 bytes),

@@ -186,7 +186,7 @@ void run_rows(Exec& ex, const Product& product) {
     });
 }
 
-const ActView& find_view(const std::array<ActView, 2>& views, uint8_t wants) {
+const ActView& find_view(const ActViews& views, uint8_t wants) {
     for (const ActView& view : views)
         if (!view.values.absent() && (wants >> static_cast<unsigned>(view.format) & 1u) != 0)
             return view;
@@ -371,7 +371,8 @@ void CpuOps::linear(Exec& ex,
         }
         product.sink.out = out.row<float>(family.first);
         const Timed timed(*this, linear_->label(weight.format, family.prompt),
-                          2 * product.work(family.rows), packed_bytes(weight) + act_bytes(product));
+                          2 * product.work(family.rows), packed_bytes(weight) + act_bytes(product),
+                          linear_->operands(weight.format, family.prompt), {});
         run(ex, product);
     }
 }
@@ -379,7 +380,10 @@ void CpuOps::linear(Exec& ex,
 GemmInput CpuOps::linear_glu(
     Exec& ex, const GemmInput& x, const Weight& gate, const Weight& up, Glu kind, ActWants wants) {
     // One kernel call serves both weights.
-    if (gate.format != up.format) return Ops::linear_glu(ex, x, gate, up, kind, wants);
+    if (gate.format != up.format) {
+        note_composed(ex, "linear_glu", "gate and up of different formats: two products");
+        return Ops::linear_glu(ex, x, gate, up, kind, wants);
+    }
     check(gate.rows == up.rows && gate.cols == up.cols && gate.experts == 1 && up.experts == 1 &&
               x.cols == gate.cols,
           "linear_glu: shapes");
@@ -408,7 +412,8 @@ GemmInput CpuOps::linear_glu(
         }
         const Timed timed(*this, linear_->label(gate.format, family.prompt),
                           4 * product.work(family.rows),
-                          packed_bytes(gate) + packed_bytes(up) + act_bytes(product));
+                          packed_bytes(gate) + packed_bytes(up) + act_bytes(product),
+                          linear_->operands(gate.format, family.prompt), {});
         run(ex, product);
     }
     return direct ? input : prepare(ex, gated, wants);

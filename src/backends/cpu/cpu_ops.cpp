@@ -221,16 +221,34 @@ void CpuOps::reset_op_counts() {
     counts_.clear();
 }
 
-ActWants CpuOps::wants(DType weight_format) const {
+ActWants CpuOps::wants(DType weight_format, int32_t /*experts*/) const {
     return linear_->wants(weight_format);
 }
 
-CpuOps::Timed::Timed(CpuOps& ops, std::string_view op, double flops, double bytes)
-    : ops_(ops), index_(0) {
-    std::vector<OpCount>& counts = ops.counts_;
-    while (index_ < counts.size() && counts[index_].name != op) ++index_;
-    if (index_ == counts.size()) counts.push_back({.name = std::string(op)});
-    OpCount& count = counts[index_];
+OpCount& CpuOps::counter(std::string_view op, Operands operands, std::string_view fallback) {
+    for (OpCount& count : counts_)
+        if (count.name == op && count.operands == operands && count.fallback == fallback)
+            return count;
+    OpCount& fresh = counts_.emplace_back();
+    fresh.name = op;
+    fresh.operands = operands;
+    fresh.fallback = fallback;
+    return fresh;
+}
+
+void CpuOps::note_composed(const Exec& ex, std::string_view op, std::string_view fallback) {
+    if (!ex.planning()) ++counter(op, Operands::kF32, fallback).calls;
+}
+
+CpuOps::Timed::Timed(CpuOps& ops,
+                     std::string_view op,
+                     double flops,
+                     double bytes,
+                     Operands operands,
+                     std::string_view fallback)
+    : ops_(ops) {
+    OpCount& count = ops.counter(op, operands, fallback);
+    index_ = static_cast<size_t>(&count - ops.counts_.data());
     ++count.calls;
     count.flops += flops;
     count.bytes += bytes;

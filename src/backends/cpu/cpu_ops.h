@@ -48,10 +48,11 @@ class CpuOps final : public Ops {
     void set_op_timing(bool on) override;
     std::vector<OpCount> op_counts() const override;
     void reset_op_counts() override;
+    Ceilings measure_ceilings() override;  ///< cpu_ceilings.cpp
     std::byte* allocate(size_t bytes) override;
 
     int64_t upload_bytes(const HostWeight& weight) const override;
-    ActWants wants(DType weight_format) const override;
+    ActWants wants(DType weight_format, int32_t experts) const override;
     Weight upload(const HostWeight& weight) override;
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;
     GemmInput prepare(Exec& ex, const Tensor& x, ActWants wants) override;
@@ -173,7 +174,14 @@ class CpuOps final : public Ops {
     /// Counts a call of an op by name; with timing on, measures until destruction.
     class Timed {
       public:
-        Timed(CpuOps& ops, std::string_view op, double flops, double bytes);
+        Timed(CpuOps& ops, std::string_view op, double flops, double bytes)
+            : Timed(ops, op, flops, bytes, Operands::kF32, {}) {}
+        Timed(CpuOps& ops,
+              std::string_view op,
+              double flops,
+              double bytes,
+              Operands operands,
+              std::string_view fallback);
         ~Timed();
 
       private:
@@ -203,6 +211,12 @@ class CpuOps final : public Ops {
     std::byte* map(size_t bytes, bool huge_pages);
     std::byte* carve(Chunk& chunk, size_t bytes, bool huge_pages);
     std::byte* allocate_weight(size_t bytes);
+    /// The counter of calls of this kind.
+    OpCount& counter(std::string_view op, Operands operands, std::string_view fallback);
+    /// Counts that an op whose kernel does not take these operands is composed of others instead.
+    void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);
+    /// Bytes a second that all threads read of memory; 0: too little is free to tell.
+    double best_read_rate();
     std::vector<std::unique_ptr<void, FreeBlock>> memory_;
     Chunk weights_, state_;
     std::vector<OpCount> counts_;

@@ -296,7 +296,8 @@ void CpuOps::gated_delta_rule(Exec& ex,
     const double values = static_cast<double>(q.elements() + v.elements());
     const double states =
         static_cast<double>(batch.sequence_count()) * static_cast<double>(memory.state.stride[0]);
-    const Timed timed(*this, "gated_delta_rule", 7 * products, 8 * (values + states));
+    const Timed timed(*this, "gated_delta_rule", 7 * products, 8 * (values + states),
+                      batch.prompt_rows > 0 ? rows_->prompt_operands : Operands::kF32, {});
     int64_t prompts = 0;
     const auto* starts = batch.seq_start.as<int32_t>();
     while (prompts < batch.sequence_count() && starts[prompts] < batch.prompt_rows) ++prompts;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "backends/cpu/cpu_linear.h"
 #include "backends/cpu/isa/rows_kernels.h"
@@ -126,6 +127,8 @@ void copy_rows(ThreadPool& pool, const RowKernels& kernels, const Tensor& from, 
             copy_row(kernels, from.dtype, byte_row(from, row), to.dtype, cols, byte_row(to, row));
     });
 }
+
+constexpr std::string_view kBlockActivations = "activations in blocks: op, then prepare";
 
 /// Formats that rows can be written in without an f32 copy of the whole input.
 bool direct(ActWants wants) {
@@ -250,6 +253,7 @@ CpuOps::Rows::Rows(Isa isa, const CpuOptions& options) {
         split = split_kernels_avx512;
         recurrent =
             isa == Isa::kAmx && tiles ? &recurrent_kernels_amx() : &recurrent_kernels_avx512();
+        if (isa == Isa::kAmx && tiles) prompt_operands = Operands::k16Bits;
     } else if (isa == Isa::kAvx2) {
         kernels = &row_kernels_avx2();
         prompt = prompt_kernels_avx2;
@@ -325,7 +329,10 @@ void CpuOps::rms_norm(Exec& ex, const Tensor& x, const Tensor& gain, float eps, 
 
 GemmInput CpuOps::rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, ActWants wants) {
-    if (!direct(wants)) return Ops::rms_norm_input(ex, x, gain, eps, wants);
+    if (!direct(wants)) {
+        note_composed(ex, "rms_norm_input", kBlockActivations);
+        return Ops::rms_norm_input(ex, x, gain, eps, wants);
+    }
     check_rms_norm_input(x, gain);
     const int64_t rows = x.rows(), cols = x.cols();
     const GemmInput input = allocate_input(ex, rows, cols, wants);
@@ -369,7 +376,10 @@ void CpuOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const
 
 GemmInput CpuOps::glu_input(
     Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
-    if (!direct(wants)) return Ops::glu_input(ex, gate, up, kind, wants);
+    if (!direct(wants)) {
+        note_composed(ex, "glu_input", kBlockActivations);
+        return Ops::glu_input(ex, gate, up, kind, wants);
+    }
     check_glu_input(gate, up);
     const int64_t heads = gate.rank == 3 ? gate.shape[1] : 1, cols = gate.cols();
     const GemmInput input = allocate_input(ex, gate.rows(), heads * cols, wants);
@@ -387,7 +397,10 @@ GemmInput CpuOps::glu_input(
 
 GemmInput CpuOps::gated_rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants) {
-    if (!direct(wants)) return Ops::gated_rms_norm_input(ex, x, gain, eps, z, wants);
+    if (!direct(wants)) {
+        note_composed(ex, "gated_rms_norm_input", kBlockActivations);
+        return Ops::gated_rms_norm_input(ex, x, gain, eps, z, wants);
+    }
     check_gated_rms_norm_input(x, gain, z);
     const int64_t heads = x.shape[1], cols = x.cols();
     const GemmInput input = allocate_input(ex, x.rows(), heads * cols, wants);

@@ -19,7 +19,7 @@ namespace tessera::cuda {
 /// Pairs of events around calls, read when somebody asks for the counts.
 struct CudaOps::Timing {
     struct Span {
-        size_t index;
+        size_t index;  ///< of the counter, known at the end of the call
         cudaEvent_t begin, end;
     };
     bool on = false;
@@ -65,6 +65,11 @@ CudaOps::CudaOps(const CudaOptions& options)
       clamped_(reinterpret_cast<uint32_t*>(device_->allocate(sizeof(uint32_t)))) {
     check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(uint32_t), device_->stream()),
                "clearing a counter");
+    const cudaDeviceProp& card = device_->properties();
+    if (options.act_prompt == ActFormat::kFp8 && (!TESSERA_SM90A || card.major != 9))
+        throw UserError(ExitCode::kUsage,
+                        text("--act fp8 needs a Hopper card (H100, H200) and a build for sm_90a; ",
+                             card.name, " takes auto, bf16 or f32 here"));
 }
 
 CudaOps::~CudaOps() = default;
@@ -76,7 +81,7 @@ std::string CudaOps::description() const {
 }
 
 std::vector<std::string_view> CudaOps::overrides() const {
-    return {"linear_glu",           "rms_norm_input",     "glu_input",
+    return {"linear_many",          "linear_glu",         "rms_norm_input", "glu_input",
             "gated_rms_norm_input", "qk_norm_rope_store", "delta_net_input"};
 }
 
@@ -103,35 +108,49 @@ void CudaOps::reset_op_counts() {
                "clearing a counter");
 }
 
-CudaOps::Timed::Timed(CudaOps& ops, std::string_view op, double flops, double bytes) : ops_(ops) {
-    const auto known = std::ranges::find(ops.counts_, op, &OpCount::name);
-    index_ = static_cast<size_t>(known - ops.counts_.begin());
-    if (known == ops.counts_.end()) ops.counts_.emplace_back().name = op;
-    OpCount& count = ops.counts_[index_];
-    ++count.calls;
-    count.flops += flops;
-    count.bytes += bytes;
+OpCount& CudaOps::counter(std::string_view name, Operands operands, std::string_view fallback) {
+    for (OpCount& count : counts_)
+        if (count.name == name && count.operands == operands && count.fallback == fallback)
+            return count;
+    OpCount& fresh = counts_.emplace_back();
+    fresh.name = name;
+    fresh.operands = operands;
+    fresh.fallback = fallback;
+    return fresh;
+}
+
+void CudaOps::note_composed(const Exec& ex, std::string_view op, std::string_view fallback) {
+    if (!ex.planning()) ++counter(op, Operands::kF32, fallback).calls;
+}
+
+CudaOps::Timed::Timed(CudaOps& ops, std::string_view op, double flops, double bytes)
+    : ops_(ops), name_(op), flops_(flops), bytes_(bytes), span_(SIZE_MAX) {
 #if TESSERA_RANGES
-    nvtxRangePushA(count.name.c_str());
+    nvtxRangePushA(name_.c_str());
 #endif
+    ops.device_->take_notes();
     Timing& timing = *ops.timing_;
-    if (!timing.on || ops.device_->capturing()) {
-        index_ = SIZE_MAX;
-        return;
-    }
+    if (!timing.on || ops.device_->capturing()) return;
     ops.device_->enter();
-    const Timing::Span span{index_, timing.event(), timing.event()};
+    const Timing::Span span{SIZE_MAX, timing.event(), timing.event()};
     check_cuda(cudaEventRecord(span.begin, ops.device_->stream()), "recording an event");
     timing.spans.push_back(span);
-    index_ = timing.spans.size() - 1;
+    span_ = timing.spans.size() - 1;
 }
 
 CudaOps::Timed::~Timed() {
 #if TESSERA_RANGES
     nvtxRangePop();
 #endif
-    if (index_ < ops_.timing_->spans.size())
-        cudaEventRecord(ops_.timing_->spans[index_].end, ops_.device_->stream());
+    std::vector<Timing::Span>& spans = ops_.timing_->spans;
+    const bool timed = span_ < spans.size();
+    if (timed) cudaEventRecord(spans[span_].end, ops_.device_->stream());
+    const LaunchNotes notes = ops_.device_->take_notes();
+    OpCount& count = ops_.counter(name_, notes.operands, notes.fallback);
+    ++count.calls;
+    count.flops += flops_;
+    count.bytes += bytes_;
+    if (timed) spans[span_].index = static_cast<size_t>(&count - ops_.counts_.data());
 }
 
 std::byte* CudaOps::allocate(size_t bytes) {

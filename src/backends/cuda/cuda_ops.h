@@ -20,7 +20,8 @@ class Device;  // device.cuh
 struct CudaOptions {
     int32_t device = 0;  ///< as CUDA_VISIBLE_DEVICES numbers them
     /// Formats of the activations of prompt rows and generated rows before a quantized or 16-bit
-    /// weight: kF32 or kBF16. F32 weights take f32 activations always.
+    /// weight: kF32 or kBF16; for prompt rows on Hopper kFp8, which NVFP4 and MXFP4 matrices take,
+    /// others then take bf16. F32 weights take f32 activations always.
     ActFormat act_prompt = ActFormat::kBF16;
     ActFormat act_generated = ActFormat::kBF16;
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
@@ -29,7 +30,8 @@ struct CudaOptions {
 
 class CudaOps final : public Ops {
   public:
-    /// UserError(kDevice): no driver, no such device, no kernels for it.
+    /// UserError(kDevice): no driver, no such device, no kernels for it. UserError(kUsage): fp8
+    /// activations on a card that has no kernels for them.
     explicit CudaOps(const CudaOptions& options);
     ~CudaOps() override;
 
@@ -39,6 +41,7 @@ class CudaOps final : public Ops {
     void set_op_timing(bool on) override;
     std::vector<OpCount> op_counts() const override;
     void reset_op_counts() override;
+    Ceilings measure_ceilings() override;
 
     // ---- cuda_ops.cu: memory ----
     bool on_host() const override { return false; }
@@ -51,7 +54,7 @@ class CudaOps final : public Ops {
 
     // ---- linear/ ----
     int64_t upload_bytes(const HostWeight& weight) const override;
-    ActWants wants(DType weight_format) const override;
+    ActWants wants(DType weight_format, int32_t experts) const override;
     Weight upload(const HostWeight& weight) override;
     void linear(Exec& ex,
                 const GemmInput& x,
@@ -59,6 +62,11 @@ class CudaOps final : public Ops {
                 const Tensor& bias,
                 const Tensor& out,
                 Accumulate accumulate) override;
+    void linear_many(Exec& ex,
+                     const GemmInput& x,
+                     std::span<const Weight* const> weights,
+                     std::span<const Tensor> biases,
+                     std::span<const Tensor> outs) override;
     GemmInput linear_glu(Exec& ex,
                          const GemmInput& x,
                          const Weight& gate,
@@ -182,7 +190,8 @@ class CudaOps final : public Ops {
                 std::span<const float> uniforms,
                 const Tensor& ids) override;
 
-    /// Counts a call of an op by name; with timing on, measures it on the device.
+    /// Counts a call of an op by name and by the notes that its launches leave at the device; with
+    /// timing on, measures it on the device.
     class Timed {
       public:
         Timed(CudaOps& ops, std::string_view op, double flops, double bytes);
@@ -192,12 +201,19 @@ class CudaOps final : public Ops {
 
       private:
         CudaOps& ops_;
-        size_t index_;
+        std::string name_;
+        double flops_, bytes_;
+        size_t span_;  ///< of the open measurement
     };
 
   private:
     struct Timing;  ///< events that have not been read yet
     struct Upload;  ///< pinned buffers that weights pass through
+
+    /// The counter of calls of this kind.
+    OpCount& counter(std::string_view name, Operands operands, std::string_view fallback);
+    /// Counts that an op whose kernel does not take these operands is composed of others instead.
+    void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);
 
     CudaOptions options_;
     std::string name_;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -25,6 +26,12 @@ enum class Fault : int32_t {
 struct FaultWord {
     int32_t fault;
     int32_t arguments[2];
+};
+
+/// What the launches of an op's call say about it, for its counter.
+struct LaunchNotes {
+    Operands operands = Operands::kF32;
+    std::string_view fallback;  ///< as OpCount's
 };
 
 /// The parts one after the other (nvcc cannot digest fmt's compile-time checks).
@@ -108,6 +115,16 @@ class Device {
         launched(kernel_name, grid, block, shared_bytes);
     }
 
+    /// Products of these operands were launched for the op under way.
+    void note_operands(Operands operands) { notes_.operands = std::max(notes_.operands, operands); }
+    /// A general kernel was launched for the op under way though this card has a special one for
+    /// such ops: why, and which. A literal; the first of a call is kept.
+    void note_fallback(std::string_view why) {
+        if (notes_.fallback.empty()) notes_.fallback = why;
+    }
+    /// The notes since the last call.
+    LaunchNotes take_notes() { return std::exchange(notes_, {}); }
+
     /// Host memory to the device, in order with the launches; `from` is free on return. Not for
     /// recordings: a replay would read what the ring then holds.
     void send(void* to, const void* from, size_t bytes);
@@ -136,6 +153,7 @@ class Device {
         size_t shared_bytes = 0;
         std::string describe() const;
     } last_;
+    LaunchNotes notes_;
     std::unique_ptr<SendRing> ring_;
     std::vector<std::byte*> mappings_;
     Pools pools_;

@@ -36,7 +36,7 @@ inline std::byte* address(const Tensor& tensor, int64_t offset) {
     return tensor.as<std::byte>() + dtype_bytes(tensor.dtype, offset);
 }
 
-class ReferenceOps final : public Ops {
+class ReferenceOps : public Ops {
   public:
     explicit ReferenceOps(const ReferenceOptions& options) : options_(options) {}
 
@@ -49,7 +49,7 @@ class ReferenceOps final : public Ops {
 
     std::byte* allocate(size_t bytes) override;
     int64_t upload_bytes(const HostWeight& weight) const override;
-    ActWants wants(DType weight_format) const override;
+    ActWants wants(DType weight_format, int32_t experts) const override;
     Weight upload(const HostWeight& weight) override;
 
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;

@@ -107,24 +107,42 @@ ActView round_nvfp4(Exec& ex, const Tensor& x) {
     return view;
 }
 
-void round_rows(Exec& ex, const Tensor& x, uint8_t wants, std::array<ActView, 2>& views) {
+ActView round_fp8(Exec& ex, const Tensor& x) {
+    const ActView view{.format = ActFormat::kFp8,
+                       .values = ex.arena.allocate(DType::kF8_E4M3, {x.rows(), x.cols()}),
+                       .block_scales = {},
+                       .row_scales = ex.arena.allocate(DType::kF32, {x.rows()})};
+    if (ex.planning()) return view;
+    for (int64_t t = 0; t < x.rows(); ++t) {
+        const float* source = x.row<float>(t);
+        const float scale =
+            std::max(largest_magnitude(source, x.cols()) / kFp8Largest, kFp8LeastScale);
+        const float inverse = 1.0f / scale;
+        view.row_scales.as<float>()[t] = scale;
+        for (int64_t k = 0; k < x.cols(); ++k)
+            view.values.row<uint8_t>(t)[k] = e4m3_from_f32(source[k] * inverse);
+    }
+    return view;
+}
+
+void round_rows(Exec& ex, const Tensor& x, uint8_t wants, ActViews& views) {
     size_t count = 0;
-    for (const ActFormat format :
-         {ActFormat::kF32, ActFormat::kBF16, ActFormat::kInt8, ActFormat::kNvfp4}) {
+    for (const ActFormat format : {ActFormat::kF32, ActFormat::kBF16, ActFormat::kInt8,
+                                   ActFormat::kNvfp4, ActFormat::kFp8}) {
         if ((wants & wants_bit(format)) == 0) continue;
-        check(count < views.size(), "prepare: more than two activation formats at once");
+        check(count < views.size(), "prepare: more formats than views");
         ActView& view = views[count++];
         if (format == ActFormat::kF32) view = {format, x, {}, {}};
         if (format == ActFormat::kBF16) view = round_bf16(ex, x);
         if (format == ActFormat::kInt8) view = round_int8(ex, x);
         if (format == ActFormat::kNvfp4) view = round_nvfp4(ex, x);
+        if (format == ActFormat::kFp8) view = round_fp8(ex, x);
     }
-    check((wants & wants_bit(ActFormat::kFp8)) == 0, "prepare: no fp8 activations here");
 }
 
 }  // namespace
 
-const ActView* find_view(const std::array<ActView, 2>& views, uint8_t wants) {
+const ActView* find_view(const ActViews& views, uint8_t wants) {
     for (const ActView& view : views)
         if (!view.values.absent() && (wants & wants_bit(view.format)) != 0) return &view;
     return nullptr;
@@ -139,6 +157,9 @@ void decode_act(const ActView& view, int64_t t, int64_t cols, float* out) {
             case ActFormat::kInt8:
                 out[k] = view.values.row<int8_t>(t)[k];
                 break;
+            case ActFormat::kFp8:
+                out[k] = f32_from_e4m3(view.values.row<uint8_t>(t)[k]);
+                break;
             default:
                 out[k] = f32_from_bf16(view.values.row<uint16_t>(t)[k]);
                 break;
@@ -147,7 +168,7 @@ void decode_act(const ActView& view, int64_t t, int64_t cols, float* out) {
 }
 
 double act_dot(const ActView& view, int64_t t, const float* x, const float* w, int64_t cols) {
-    if (view.format == ActFormat::kNvfp4)
+    if (!view.row_scales.absent())
         return dot(x, w, cols) * static_cast<double>(view.row_scales.as<float>()[t]);
     if (view.format != ActFormat::kInt8) return dot(x, w, cols);
     double sum = 0.0;
@@ -163,7 +184,7 @@ int64_t ReferenceOps::upload_bytes(const HostWeight& weight) const {
     return weight.experts * weight.rows * dtype_bytes(weight.format, weight.cols);
 }
 
-ActWants ReferenceOps::wants(DType /*weight_format*/) const {
+ActWants ReferenceOps::wants(DType /*weight_format*/, int32_t /*experts*/) const {
     return {.prompt = wants_bit(options_.act_prompt),
             .generated = wants_bit(options_.act_generated)};
 }
@@ -188,7 +209,7 @@ Weight ReferenceOps::upload(const HostWeight& weight) {
             .codes = codes,
             .scales = nullptr,
             .outer_scale = scales,
-            .wants = wants(weight.format)};
+            .wants = wants(weight.format, weight.experts)};
 }
 
 void ReferenceOps::embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) {

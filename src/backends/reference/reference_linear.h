@@ -10,7 +10,7 @@
 namespace tessera::reference {
 
 /// The view that a weight wants, or null.
-const ActView* find_view(const std::array<ActView, 2>& views, uint8_t wants);
+const ActView* find_view(const ActViews& views, uint8_t wants);
 
 /// Row `t` of an activation as the f32 numbers that enter the sum, without the row scale of NVFP4
 /// and the block scales of int8 (codes times scale would be rounded to f32 here).

@@ -1,71 +1,24 @@
 // The chunk form of the gated delta rule on AMX-BF16 tiles: every product of matrices is one of
 // operands split into two bf16 numbers (recurrent_amx_tiles.h). In f32 stays what decides the
 // conditioning: the triangular solve within a block of kStep tokens; between the two blocks of a
-// chunk it is a product again. While a strip is solved, the products of the next one with keys and
-// queries are made step by step in between, and the rows that come next, which lie pages apart, are
-// fetched a few at a time. What bounds it, measured with all of it in the second-level cache: of 29
-// us a chunk and head of 128, 13 are vector work, mostly lines going to and from that cache (three
-// cycles each that is written, two that is read), 11 tile products, the rest stores of tiles. They
-// add up nearly in full. At most 15 writes of tiles are in flight, so vector work behind a step
-// hides only behind its last instructions; and dense tile work on numbers other than zero lowers
-// the clock from 3.1 to 2.5 GHz, so that what is packed more tightly gains nothing. What helps is
-// to pass over less memory.
+// chunk it is a product again. Where sums cancel, a third number makes the products exact
+// (recurrent_amx_open.h: kMostOfRow). While a strip is solved, the products of the next one with
+// keys and queries are made step by step in between, and the rows that come next, which lie pages
+// apart, are fetched a few at a time. What bounds it, measured with all of it in the second-level
+// cache: of 29 us a chunk and head of 128 (27 since fewer passes are made), 13 were vector work,
+// mostly lines going to and from that cache (three cycles each that is written, two that is read),
+// 11 tile products, the rest stores of tiles. They add up nearly in full. At most 15 writes of
+// tiles are in flight, so vector work behind a step hides only behind its last instructions; and
+// dense tile work on numbers other than zero lowers the clock from 3.1 to 2.5 GHz, so that what is
+// packed more tightly gains nothing. What helps is to pass over less memory.
 #if defined(__x86_64__)
 
-#    include "backends/cpu/isa/recurrent_amx_tiles.h"
+#    include <bit>
+
+#    include "backends/cpu/isa/recurrent_amx_open.h"
 
 namespace tessera::cpu {
 namespace {
-
-using Base = Chunk<Wide512>;
-
-static_assert(kStripRows == 32, "a strip is two tiles wide");
-static_assert(kChunkTokens == 2 * kStep, "a chunk is solved in two blocks");
-
-/// Where everything lies in ChunkKeys::tiles.
-struct Areas {
-    Split keys, queries;  ///< left: [kChunkTokens][key size]
-    Split columns;        ///< left: [key size][kChunkTokens], keys transposed
-    Split right_keys;     ///< right: two halves of tokens, [key size][kStripRows] each
-    Split mix;            ///< left: ChunkGates::mix
-    Split below;          ///< left: [kStep][kStep], ChunkGates::solve between the blocks
-    Split strip;          ///< right: the strip whose products are being made
-    Split deltas;         ///< right: D
-    Split decayed;        ///< right: D decayed to the end of the chunk
-    float* seen;          ///< [kChunkTokens][kStripRows] K S^T: the next strip's follows this one's
-    /// [kChunkTokens][kStripRows] Q S^T of this strip and of the next one, in turn.
-    float* asked[2];
-    int64_t bytes = 0;
-
-    Areas(float* tiles, int64_t key_size) {
-        const auto take = [&](int64_t count) {
-            std::byte* taken = reinterpret_cast<std::byte*>(tiles) + bytes;
-            bytes += count;
-            return taken;
-        };
-        const auto split = [&](int64_t numbers) {
-            return Split{take(2 * numbers), take(2 * numbers)};
-        };
-        for (Split* part : {&keys, &queries, &columns, &right_keys})
-            *part = split(kChunkTokens * key_size);
-        mix = split(kChunkTokens * kChunkTokens);
-        below = split(kStep * kStep);
-        strip = split(key_size * kStripRows);
-        deltas = split(kChunkTokens * kStripRows);
-        decayed = split(kChunkTokens * kStripRows);
-        for (float** area : {&seen, asked, asked + 1})
-            *area = reinterpret_cast<float*>(take(4 * kChunkTokens * kStripRows));
-    }
-};
-
-int64_t tile_floats(int64_t key_size) {
-    float base = 0.0f;
-    return Areas(&base, key_size).bytes / 4;
-}
-
-bool fits(const DeltaRun& run) {
-    return run.key_size % kStep == 0;
-}
 
 /// Fetches the upcoming rows of a run in about kCalls portions of whole rows.
 class Ahead {
@@ -99,76 +52,6 @@ class Ahead {
     int64_t row_ = 0, portion_ = 0;
 };
 
-// ---- products ----
-
-/// out[i][j] = rows_i . k_j, j <= i, for half `half` of the tokens i.
-void square(const Areas& areas, const Split& rows, int64_t key_size, int64_t half, float* out) {
-    const int64_t steps = key_size / kStep, pitch = steps * kTileBytes;
-    for (int64_t col = 0; col <= half; ++col)
-        multiply({{rows.at(half * 2 * pitch), 1, steps, pitch},
-                  areas.right_keys.at(col * 2 * pitch),
-                  out + half * kStep * kChunkTokens + col * kStep,
-                  kChunkTokens,
-                  col == half ? Product::kLower : Product::kPlain},
-                 [](int64_t, int64_t) {});
-}
-
-/// By halves: what one part makes is still in the first cache when the next one takes it.
-void open_chunk(const DeltaRun& run, const ChunkKeys& keys) {
-    if (!fits(run)) return Base::open_chunk(run, keys);
-    const Areas areas(keys.tiles, run.key_size);
-    for (int64_t half = 0; half * kStep < run.tokens; ++half) {
-        const int64_t token = half * kStep, at = 2 * token * run.key_size;
-        const Split k = areas.keys.at(at), q = areas.queries.at(at);
-        const Split right = areas.right_keys.at(at);
-        const int64_t live = run.tokens - token;
-        split_rows(run.k + token * run.k_stride, run.k_stride, live, run.key_size, k);
-        turn_keys(k.high, run.key_size, half, right.high, areas.columns.high);
-        turn_keys(k.low, run.key_size, half, right.low, areas.columns.low);
-        square(areas, areas.keys, run.key_size, half, keys.kk);
-        split_rows(run.q + token * run.q_stride, run.q_stride, live, run.key_size, q);
-        square(areas, areas.queries, run.key_size, half, keys.qk);
-    }
-}
-
-/// Like the gates of other instruction sets, but with squares by rows, [i][j], and zeros right of
-/// the diagonal.
-void open_gates(const DeltaRun& run, const ChunkKeys& keys, const ChunkGates& gates) {
-    if (!fits(run)) return Base::open_gates(run, keys, gates);
-    alignas(64) double sums[kChunkTokens];
-    Base::open_tokens(run, gates, sums);
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (int64_t i = 0; i < kChunkTokens; ++i) {
-        const __m512d sum = _mm512_set1_pd(sums[i]);
-        const __m512 beta = _mm512_set1_ps(-gates.beta[i]);
-        for (int64_t j = 0; j < kChunkTokens; j += kLane) {
-            const int64_t at = i * kChunkTokens + j;
-            if (j > i || i >= run.tokens) {
-                _mm512_store_ps(gates.mix + at, _mm512_setzero_ps());
-                _mm512_store_ps(gates.solve + at, _mm512_setzero_ps());
-                continue;
-            }
-            const __m256 low = _mm512_cvtpd_ps(_mm512_sub_pd(sum, _mm512_load_pd(sums + j)));
-            const __m256 high = _mm512_cvtpd_ps(_mm512_sub_pd(sum, _mm512_load_pd(sums + j + 8)));
-            const __m512 decay =
-                exp_of<Wide512>(_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1));
-            const __m512i diagonal = _mm512_set1_epi32(static_cast<int32_t>(i - j));
-            const __mmask16 upto = _mm512_cmple_epi32_mask(lanes, diagonal);
-            const __mmask16 before = _mm512_cmplt_epi32_mask(lanes, diagonal);
-            _mm512_store_ps(gates.mix + at,
-                            _mm512_maskz_mul_ps(upto, decay, _mm512_load_ps(keys.qk + at)));
-            _mm512_store_ps(gates.solve + at,
-                            _mm512_maskz_mul_ps(before, _mm512_mul_ps(beta, decay),
-                                                _mm512_load_ps(keys.kk + at)));
-        }
-    }
-    const Areas areas(keys.tiles, run.key_size);
-    const float* lower = gates.mix + kStep * kChunkTokens;
-    split_rows(gates.mix, kChunkTokens, kStep, kChunkTokens, areas.mix);
-    split_rows(lower, kChunkTokens, kStep, kChunkTokens, areas.mix.at(4 * kTileBytes));
-    split_rows(gates.solve + kStep * kChunkTokens, kChunkTokens, kStep, kStep, areas.below);
-}
-
 // ---- a strip ----
 
 /// K S^T and Q S^T of a strip S, made a few steps at a time. Behind them S is decayed: it is in the
@@ -182,12 +65,12 @@ class StripProducts {
           decay_(decay),
           steps_(size / kStep),
           out_(areas.strip),
-          seen_({areas.keys, tokens / kStep, steps_, steps_ * kTileBytes},
+          seen_({areas.keys.main, tokens / kStep, steps_, steps_ * kTileBytes},
                 areas.strip,
                 areas.seen,
                 kStripRows,
                 Product::kPlain),
-          asked_({areas.queries, tokens / kStep, steps_, steps_ * kTileBytes},
+          asked_({areas.queries.main, tokens / kStep, steps_, steps_ * kTileBytes},
                  areas.strip,
                  areas.asked[side],
                  kStripRows,
@@ -225,15 +108,27 @@ class StripProducts {
 
 /// The masked product row by row: on tiles the zeros of the mask would carry a NaN or an infinity
 /// of a later token to an earlier one. In place, so from the last row on.
-void mix_by_rows(const ChunkGates& gates, int64_t tokens, float* deltas) {
-    for (int64_t i = tokens - 1; i >= 0; --i)
-        for (int64_t half = 0; half < kStripRows; half += kLane) {
-            __m512 sum = _mm512_setzero_ps();
-            for (int64_t j = 0; j <= i; ++j)
-                sum = _mm512_fmadd_ps(_mm512_set1_ps(gates.mix[i * kChunkTokens + j]),
-                                      _mm512_load_ps(deltas + j * kStripRows + half), sum);
-            _mm512_store_ps(deltas + i * kStripRows + half, sum);
+void mix_by_rows(const Split& mix, int64_t tokens, float* deltas) {
+    const auto element = [&](int64_t i, int64_t j) {
+        const int64_t at = word_of(i, j / kStep) + j % 16 * 4 + j / 16 % 2 * 2;
+        float sum = 0.0f;
+        for (const std::byte* part : {mix.high, mix.low}) {
+            uint16_t bits = 0;
+            std::memcpy(&bits, part + at, sizeof(bits));
+            sum += std::bit_cast<float>(uint32_t{bits} << 16);
         }
+        return sum;
+    };
+    for (int64_t i = tokens - 1; i >= 0; --i) {
+        __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int64_t j = 0; j <= i; ++j)
+            for (int64_t half = 0; half < 2; ++half)
+                sums[half] = _mm512_fmadd_ps(_mm512_set1_ps(element(i, j)),
+                                             _mm512_load_ps(deltas + j * kStripRows + half * kLane),
+                                             sums[half]);
+        _mm512_store_ps(deltas + i * kStripRows, sums[0]);
+        _mm512_store_ps(deltas + i * kStripRows + kLane, sums[1]);
+    }
 }
 
 /// One chunk through one strip.
@@ -254,6 +149,7 @@ class StripRun {
           tokens_((run.tokens + kStep - 1) / kStep * kStep),
           decay_(gates.since[run.tokens - 1]),
           decayed_(run.order == 0 || run.of_same_head),
+          exact_(areas.marks->exact_from < run.tokens),
           next_(areas,
                 run.next_strip,
                 run.next_of_head ? decay_ : 1.0f,
@@ -268,16 +164,19 @@ class StripRun {
             own.upto(1, 1);
         }
         solve_block(0);
-        split_strip(deltas_, areas_.deltas);
+        split_deltas(0);
         if (tokens_ > kStep) {
             multiply({{areas_.below, 1, 1, kTileBytes},
-                      areas_.deltas,
+                      areas_.deltas.main,
                       deltas_ + kBlock,
                       kStripRows,
                       Product::kPlain},
                      [](int64_t, int64_t) {});
+            if (exact_)
+                add_rest({areas_.late_below, 1, 1, kTileBytes}, areas_.deltas, deltas_ + kBlock,
+                         kStripRows);
             solve_block(kStep);
-            split_strip(deltas_ + kBlock, areas_.deltas.at(2 * kTileBytes));
+            split_deltas(1);
         }
         mix();
         gain();
@@ -363,9 +262,17 @@ class StripRun {
         for (int64_t i = 0; i < rows * kStripRows; i += kLane)
             _mm512_store_ps(x + i, _mm512_mul_ps(decay, _mm512_load_ps(x + i)));
     }
+    TESSERA_INLINE void split_deltas(int64_t block) {
+        const Thirds out = areas_.deltas.at(block * 2 * kTileBytes);
+        if (exact_)
+            split_strip(deltas_ + block * kBlock, out);
+        else
+            split_strip(deltas_ + block * kBlock, out.main);
+    }
     /// D decayed to the end of the chunk: tokens [begin, end) of those in the first halves of
     /// steps, and the ones 16 behind them.
-    TESSERA_INLINE void split_decayed(int64_t begin, int64_t end) {
+    template <class Parts>
+    TESSERA_INLINE void split_decayed(int64_t begin, int64_t end, const Parts& out) {
         for (int64_t t = begin; t < end; ++t) {
             const __m512 until = _mm512_set1_ps(gates_.until[t]);
             const __m512 later = _mm512_set1_ps(gates_.until[t + 16]);
@@ -373,43 +280,54 @@ class StripRun {
                 const float* delta = deltas_ + t * kStripRows + half * kLane;
                 split_words(_mm512_mul_ps(until, _mm512_load_ps(delta)),
                             _mm512_mul_ps(later, _mm512_load_ps(delta + 16 * kStripRows)),
-                            (t / kStep * 2 + half) * kTileBytes + t % 16 * 64, areas_.decayed);
+                            (t / kStep * 2 + half) * kTileBytes + t % 16 * 64, out);
             }
         }
     }
     /// D decayed, and P D in place of D.
     void mix() {
-        if (found_ != 0) {
-            for (int64_t t = 0; t < tokens_; t += kStep) split_decayed(t, t + 16);
-            return mix_by_rows(gates_, run_.tokens, deltas_);
-        }
-        multiply({{areas_.mix, 1, 1, kPitch}, areas_.deltas, deltas_, kStripRows, Product::kPlain},
-                 [&](int64_t, int64_t) { split_decayed(0, 16); });
-        if (tokens_ == kStep) return;
-        multiply({{areas_.mix.at(2 * kPitch), 1, 2, kPitch},
-                  areas_.deltas,
-                  deltas_ + kBlock,
-                  kStripRows,
-                  Product::kPlain},
-                 [&](int64_t step, int64_t) {
-                     ahead_.some();
-                     split_decayed(kStep + step * 8, kStep + step * 8 + 8);
+        const Split& decayed = areas_.decayed.main;
+        if (exact_)
+            for (int64_t t = 0; t < tokens_; t += kStep) split_decayed(t, t + 16, areas_.decayed);
+        else if (found_ != 0)
+            for (int64_t t = 0; t < tokens_; t += kStep) split_decayed(t, t + 16, decayed);
+        if (found_ != 0) return mix_by_rows(areas_.mix, run_.tokens, deltas_);
+        const Split& deltas = areas_.deltas.main;
+        multiply({{areas_.mix, 1, 1, kPitch}, deltas, deltas_, kStripRows, Product::kPlain},
+                 [&](int64_t, int64_t) {
+                     if (!exact_) split_decayed(0, 16, decayed);
                  });
+        if (tokens_ > kStep)
+            multiply({{areas_.mix.at(2 * kPitch), 1, 2, kPitch},
+                      deltas,
+                      deltas_ + kBlock,
+                      kStripRows,
+                      Product::kPlain},
+                     [&](int64_t step, int64_t) {
+                         ahead_.some();
+                         const int64_t t = kStep + step * 8;
+                         if (!exact_) split_decayed(t, t + 8, decayed);
+                     });
+        const int64_t blocks = tokens_ / kStep;
+        if (exact_)
+            add_rest({areas_.late_mix, blocks, blocks, kPitch}, areas_.deltas, deltas_, kStripRows);
     }
     /// The new state; meanwhile the output is written.
     void gain() {
         const __m512 scale =
             _mm512_set1_ps(1.0f / __builtin_sqrtf(static_cast<float>(run_.key_size)));
-        multiply({{areas_.columns, run_.key_size / kStep, tokens_ / kStep, kPitch},
-                  areas_.decayed,
+        const int64_t pairs = run_.key_size / kStep, steps = tokens_ / kStep;
+        multiply({{areas_.columns.main, pairs, steps, kPitch},
+                  areas_.decayed.main,
                   strip_,
                   kStripRows,
                   Product::kOnto},
-                 [&](int64_t step, int64_t steps) {
+                 [&](int64_t step, int64_t of) {
                      ahead_.some();
-                     put_output(run_.tokens * step / steps, run_.tokens * (step + 1) / steps,
-                                scale);
+                     put_output(run_.tokens * step / of, run_.tokens * (step + 1) / of, scale);
                  });
+        if (exact_)
+            add_rest({areas_.columns, pairs, steps, kPitch}, areas_.decayed, strip_, kStripRows);
     }
     TESSERA_INLINE void put_output(int64_t begin, int64_t end, __m512 scale) {
         for (int64_t t = begin; t < end; ++t) {
@@ -436,11 +354,36 @@ class StripRun {
     const int64_t tokens_;
     const float decay_;
     const bool decayed_;  ///< by the products of the strip
+    const bool exact_;    ///< from Marks::exact_from on
     StripProducts next_;
     Ahead ahead_;
     unsigned found_ = 0;  ///< lanes of D that are not finite
 };
 
+/// Decays make ever smaller numbers: what is below the range of normal ones counts as 0, as it does
+/// in tiles. An operation on such a number, or with such a result, would take 150 cycles.
+constexpr unsigned kFlushDenormals = 0x8040;  ///< of MXCSR: results (bit 15) and operands (bit 6)
+
+void enter() {
+    enter_tiles();
+    _mm_setcsr(_mm_getcsr() | kFlushDenormals);
+}
+void leave() {
+    _mm_setcsr(_mm_getcsr() & ~kFlushDenormals);
+    leave_tiles();
+}
+
+bool fits(const DeltaRun& run) {
+    return run.key_size % kStep == 0;
+}
+void open_chunk(const DeltaRun& run, const ChunkKeys& keys) {
+    if (!fits(run)) return Base::open_chunk(run, keys);
+    open_split_chunk(run, keys);
+}
+void open_gates(const DeltaRun& run, const ChunkKeys& keys, const ChunkGates& gates) {
+    if (!fits(run)) return Base::open_gates(run, keys, gates);
+    open_split_gates(run, keys, gates);
+}
 void run_strip(const DeltaRun& run,
                const ChunkKeys& keys,
                const ChunkGates& gates,
@@ -469,8 +412,8 @@ const RecurrentKernels& recurrent_kernels_amx() {
     static const RecurrentKernels kKernels = [] {
         RecurrentKernels kernels = make_recurrent_kernels<Wide512>();
         kernels.tile_floats = tile_floats;
-        kernels.enter = enter_tiles;
-        kernels.leave = leave_tiles;
+        kernels.enter = enter;
+        kernels.leave = leave;
         kernels.open_chunk = open_chunk;
         kernels.open_gates = open_gates;
         kernels.run_strip = run_strip;

@@ -2,8 +2,10 @@
 // Products of f32 matrices on AMX-BF16 tiles. An operand is split into two bf16 numbers,
 // x = high + low to 16 bits or more, of which high*high + high*low + low*high is summed in f32:
 // about 1e-6 of the operands' norms is lost, at a third of the tiles' rate, which is still several
-// times that of f32 arithmetic. Left operands are packed in whole tiles: rows that lie apart cost
-// an eighth more. Only included by *_amx.cpp; internal linkage throughout, see isa/vector.h.
+// times that of f32 arithmetic. A third number, the rest, makes the operands exact to f32: what it
+// adds, low*low + high*rest + rest*high, is a product of its own (add_rest) for the few sums that
+// need it. Left operands are packed in whole tiles: rows that lie apart cost an eighth more. Only
+// included by *_amx.cpp; internal linkage throughout, see isa/vector.h.
 
 #include <immintrin.h>
 
@@ -29,11 +31,20 @@ struct Split {
     Split at(int64_t bytes) const { return {high + bytes, low + bytes}; }
 };
 
+/// The same with the third part: x = high + low + rest to 24 bits.
+struct Thirds {
+    Split main;
+    std::byte* rest;
+    Thirds at(int64_t bytes) const { return {main.at(bytes), rest + bytes}; }
+};
+
 // ---- operands ----
 
-/// bf16 bits of the rounded numbers, first 16 then 16 more.
-inline __m512i rounded(__m512 first, __m512 second) {
-    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+/// The upper halves of the lanes, which are bf16 numbers cut off, side by side.
+inline __m512i paired(__m512i first, __m512i second) {
+    constexpr int kFirstOrSecondMasked = 0xf8;
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second,
+                                     _mm512_set1_epi32(-65536), kFirstOrSecondMasked);
 }
 
 /// The numbers whose bf16 bits are the upper halves of the lanes.
@@ -41,41 +52,62 @@ inline __m512 upper(__m512i bits) {
     return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)));
 }
 
-/// Puts first[i] and second[i] side by side.
-inline __m512i paired(__m512i halves) {
-    alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                        21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                        11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), halves);
+/// Words of the last parts. A factor, two thirds of half a step on average, makes cutting off
+/// almost rounding: its mean square error is an eighth larger, and it keeps every NaN, which an
+/// addition to the bits does not.
+inline __m512i last_words(__m512 first, __m512 second) {
+    const __m512 near_half = _mm512_set1_ps(1.0f + 0x1p-8f * 2.0f / 3.0f);
+    return paired(_mm512_castps_si512(_mm512_mul_ps(first, near_half)),
+                  _mm512_castps_si512(_mm512_mul_ps(second, near_half)));
 }
 
-/// Word i of the row of an operand that begins at `at`: first[i] and second[i].
+/// Word i of the row of an operand that begins at `at`: first[i] and second[i]. The conversions to
+/// bf16 of the instruction set, which are several operations, take a third longer. A NaN of ones
+/// that the first addition loses is in the low part.
 TESSERA_INLINE void split_words(__m512 first, __m512 second, int64_t at, const Split& out) {
-    const __m512i high = paired(rounded(first, second));
-    const __m512i low =
-        paired(rounded(_mm512_sub_ps(first, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16))),
-                       _mm512_sub_ps(second, upper(high))));
-    _mm512_store_si512(out.high + at, high);
-    _mm512_store_si512(out.low + at, low);
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i one = _mm512_add_epi32(_mm512_castps_si512(first), half);
+    const __m512i two = _mm512_add_epi32(_mm512_castps_si512(second), half);
+    _mm512_store_si512(out.high + at, paired(one, two));
+    _mm512_store_si512(out.low + at, last_words(_mm512_sub_ps(first, upper(one)),
+                                                _mm512_sub_ps(second, upper(two))));
 }
 
-/// kStep rows of `cols` (a multiple of 32) numbers to a left operand; those from `count` on become
-/// zeros.
-void split_rows(const float* x, int64_t stride, int64_t count, int64_t cols, const Split& out) {
-    const int64_t steps = cols / kStep;
-    for (int64_t row = 0; row < kStep; ++row)
+/// split_words with the third part.
+TESSERA_INLINE void split_words(__m512 first, __m512 second, int64_t at, const Thirds& out) {
+    split_words(first, second, at, out.main);
+    for (const std::byte* part : {out.main.high, out.main.low}) {
+        const __m512i bits = _mm512_load_si512(part + at);
+        first = _mm512_sub_ps(first, _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)));
+        second = _mm512_sub_ps(second, upper(bits));
+    }
+    _mm512_store_si512(out.rest + at, last_words(first, second));
+}
+
+/// `count` rows of `cols` (a multiple of 32) numbers.
+struct Rows {
+    const float* x;
+    int64_t stride, cols, count;
+};
+
+/// Rows [begin, end) to a left operand, a Split or Thirds; those from x.count on become zeros.
+template <class Parts>
+TESSERA_INLINE void split_rows(const Rows& x, int64_t begin, int64_t end, const Parts& out) {
+    const int64_t steps = x.cols / kStep;
+    for (int64_t row = begin; row < end; ++row)
         for (int64_t step = 0; step < steps; ++step) {
-            __m512 first = _mm512_setzero_ps(), second = first;
-            if (row < count) {
-                first = _mm512_loadu_ps(x + row * stride + step * kStep);
-                second = _mm512_loadu_ps(x + row * stride + step * kStep + kLane);
+            __m512 words = _mm512_setzero_ps(), later = words;
+            if (row < x.count) {
+                words = _mm512_loadu_ps(x.x + row * x.stride + step * kStep);
+                later = _mm512_loadu_ps(x.x + row * x.stride + step * kStep + kLane);
             }
-            split_words(first, second, (row / 16 * steps + step) * kTileBytes + row % 16 * 64, out);
+            split_words(words, later, (row / 16 * steps + step) * kTileBytes + row % 16 * 64, out);
         }
 }
 
-/// kStep rows of kStripRows numbers to a right operand.
-TESSERA_INLINE void split_strip(const float* x, const Split& out) {
+/// kStep rows of kStripRows numbers to a right operand, a Split or Thirds.
+template <class Parts>
+TESSERA_INLINE void split_strip(const float* x, const Parts& out) {
     for (int64_t row = 0; row < 16; ++row)
         for (int64_t half = 0; half < 2; ++half) {
             const float* first = x + row * kStripRows + half * kLane;
@@ -124,39 +156,31 @@ TESSERA_INLINE void transpose_floats(
                 });
 }
 
-/// Half `half` of the rows of a left operand [kChunkTokens][key size] as columns of a right operand
-/// of 32 columns, and as columns of the left operand `columns` [key size][kChunkTokens].
-void turn_keys(
-    const std::byte* keys, int64_t key_size, int64_t half, std::byte* right, std::byte* columns) {
+/// 32 rows of a left operand [rows][key size] as columns of a right operand.
+void turn_rows(const std::byte* rows, int64_t key_size, std::byte* right) {
     const int64_t steps = key_size / kStep;
-    const auto turn = [](const auto& rows, std::byte* out) __attribute__((always_inline)) {
-        transpose_words(rows,
-                        [&](int64_t c, __m512i words) { _mm512_store_si512(out + c * 64, words); });
-    };
-    for (int64_t block = 0; block < 2; ++block)
-        for (int64_t step = 0; step < steps; ++step) {
-            const std::byte* tile = keys + (block * steps + step) * kTileBytes;
-            turn([&](int64_t r) { return _mm512_load_si512(tile + r * 64); },
-                 right + (step * 2 + block) * kTileBytes);
+    for (int64_t step = 0; step < steps; ++step)
+        for (int64_t block = 0; block < 2; ++block) {
+            const std::byte* tile = rows + (block * steps + step) * kTileBytes;
+            std::byte* out = right + (step * 2 + block) * kTileBytes;
+            transpose_words(
+                [&](int64_t r) { return _mm512_load_si512(tile + r * 64); },
+                [&](int64_t c, __m512i words) { _mm512_store_si512(out + c * 64, words); });
         }
+}
+
+/// A step of such a right operand as columns of a left operand, of two blocks of 16 rows `pitch`
+/// bytes apart: a row of the former, words of the elements i and i + 16 of 16 tokens, has what rows
+/// i and i + 16 of the latter need of them.
+TESSERA_INLINE void turn_step(const std::byte* right, int64_t pitch, std::byte* columns) {
     constexpr __mmask32 kSecond = 0xaaaaaaaa;
-    for (int64_t step = 0; step < steps; ++step) {
-        const auto token = [&](int64_t r) {
-            return _mm512_load_si512(keys + (r / 16 * steps + step) * kTileBytes + r % 16 * 64);
-        };
-        std::byte* out = columns + (4 * step + half) * kTileBytes;
-        turn(
-            [&](int64_t r) {
-                return _mm512_mask_blend_epi16(kSecond, token(r),
-                                               _mm512_slli_epi32(token(r + 16), 16));
-            },
-            out);
-        turn(
-            [&](int64_t r) {
-                return _mm512_mask_blend_epi16(kSecond, _mm512_srli_epi32(token(r), 16),
-                                               token(r + 16));
-            },
-            out + 2 * kTileBytes);
+    for (int64_t i = 0; i < 16; ++i) {
+        const __m512i first = _mm512_load_si512(right + i * 64);
+        const __m512i later = _mm512_load_si512(right + kTileBytes + i * 64);
+        _mm512_store_si512(columns + i * 64,
+                           _mm512_mask_blend_epi16(kSecond, first, _mm512_slli_epi32(later, 16)));
+        _mm512_store_si512(columns + pitch + i * 64,
+                           _mm512_mask_blend_epi16(kSecond, _mm512_srli_epi32(first, 16), later));
     }
 }
 
@@ -242,6 +266,48 @@ TESSERA_INLINE void multiply(Product product, const Chore& chore) {
         chore(step, steps);
         product.step();
     }
+}
+
+/// Like Left.
+struct LeftThirds {
+    Thirds tiles;
+    int64_t pairs, steps, pitch;
+};
+
+/// One term of the sum that Product makes, of one part each.
+TESSERA_INLINE void add_term(const std::byte* rows, int64_t pitch, const std::byte* columns) {
+    _tile_loadd(4, rows, 64);
+    _tile_loadd(5, rows + pitch, 64);
+    _tile_loadd(6, columns, 64);
+    _tile_loadd(7, columns + kTileBytes, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+}
+
+/// Adds to out[32 pairs][32] what a Product of the same operands lacks.
+void add_rest(const LeftThirds& left, const Thirds& right, float* out, int64_t stride) {
+    settle_memory();
+    for (int64_t pair = 0; pair < left.pairs; ++pair, out += 32 * stride) {
+        float* below = out + 16 * stride;
+        _tile_loadd(0, out, stride * 4);
+        _tile_loadd(1, out + 16, stride * 4);
+        _tile_loadd(2, below, stride * 4);
+        _tile_loadd(3, below + 16, stride * 4);
+        for (int64_t step = 0; step < left.steps; ++step) {
+            const Thirds rows = left.tiles.at(2 * pair * left.pitch + step * kTileBytes);
+            const Thirds columns = right.at(2 * step * kTileBytes);
+            add_term(rows.main.low, left.pitch, columns.main.low);
+            add_term(rows.main.high, left.pitch, columns.rest);
+            add_term(rows.rest, left.pitch, columns.main.high);
+        }
+        _tile_stored(0, out, stride * 4);
+        _tile_stored(1, out + 16, stride * 4);
+        _tile_stored(2, below, stride * 4);
+        _tile_stored(3, below + 16, stride * 4);
+    }
+    settle_memory();
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ struct CpuOps::Rows {
     const PromptKernels& (*prompt)(int32_t head_size) = nullptr;
     const SplitKernels& (*split)(int32_t head_size) = nullptr;
     const RecurrentKernels* recurrent = nullptr;
+    Operands prompt_operands = Operands::kF32;  ///< of attention and delta rule, for the counters
     std::vector<RopeTable> rope_tables;
     size_t next_table = 0;  ///< which table is given up next
 };

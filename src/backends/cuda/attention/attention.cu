@@ -44,6 +44,8 @@ void CudaOps::attention(Exec& ex,
                                                      dtype_bytes(cache.values.dtype, q.shape[2])));
         const Timed timed(*this, "attention[generated]", row_flops * (rows - tiled),
                           (row_bytes + kv_bytes * batch.max_visible) * (rows - tiled));
+        if (tiled < std::min(ex.prompt_rows, rows))
+            device_->note_fallback("f32 activations or heads over 256: prompt rows one by one");
         attend_generated(*device_, call, tiled, scratch);
     }
 }

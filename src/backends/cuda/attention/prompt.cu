@@ -36,6 +36,7 @@ bool aligned_to(const Tensor& tensor, int64_t floats) {
 
 void attend_prompt(Device& device, const AttentionCall& call, int32_t prompt_rows) {
     const int32_t head_size = call.head_size();
+    device.note_operands(Operands::k16Bits);
     const PromptArgs args{.q = call.q.as<float>(),
                           .q_row_stride = call.q.stride[0],
                           .q_head_stride = call.q.stride[1],
@@ -57,6 +58,8 @@ void attend_prompt(Device& device, const AttentionCall& call, int32_t prompt_row
                                          reinterpret_cast<uintptr_t>(call.out.data) % 8 == 0};
 #if TESSERA_SM90A
     if (attend_wide(device, args, call.cache.keys.shape[0])) return;
+    if (device.properties().major == 9)
+        device.note_fallback("pages, head size or strides without a Hopper kernel: general tiles");
 #endif
     if (head_size <= 64)
         launch_tiles<64>(device, args);

@@ -17,6 +17,7 @@
 
 #include "backends/cuda/attention/prompt_sm90_copy.cuh"
 #include "backends/cuda/ptx/exp2.cuh"
+#include "backends/cuda/ptx/opaque.cuh"
 
 namespace tessera::cuda {
 
@@ -38,8 +39,9 @@ __device__ __forceinline__ void load_wide_queries(const PromptArgs& args,
                                                   WideShared<Form>& shared) {
     constexpr int32_t kLanes = Form::kHeadSize < 128 ? Form::kHeadSize / 4 : 32;  // of a row
     constexpr int32_t kQuads = Form::kHeadSize / 4 / kLanes;  // of a row, in a lane
-    constexpr int32_t kRounds = 16 * kLanes / 32, kAtOnce = kRounds < 8 ? kRounds : 8;
-    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    constexpr int32_t kRounds = 16 * kLanes / 32, kAtOnce = kQuads > 1 ? 8 : kRounds;
+    auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    make_opaque(lane);  // addresses are not kept in registers from tile to tile
     // Lane l knows where row l % 16 is.
     const int32_t own = tile.columns.first_column + group * 64 + warp * 16 + lane % 16;
     const int32_t column = min(own, tile.columns.columns - 1);
@@ -112,7 +114,8 @@ __device__ __forceinline__ void start_state(const PromptArgs& args,
             column < tile.columns.columns
                 ? args.batch.positions[tile.columns.first_row + column / args.group]
                 : -1;
-        const float factor = Form::kHalf ? shared.factors[row] : args.scale;
+        float factor = Form::kHalf ? shared.factors[row] : args.scale;
+        if constexpr (Form::kCoded) factor *= kCodeUnit;
         state.factor[half] = args.softcap > 0.0f ? factor : __fmul_rn(factor, kLog2E);
         state.largest[half] = -INFINITY;
         state.total[half] = 0.0f;
@@ -123,9 +126,14 @@ __device__ __forceinline__ void start_state(const PromptArgs& args,
 template <class Form>
 __device__ __forceinline__ void start_scores(const WideShared<Form>& shared,
                                              int32_t group,
+                                             int32_t step,
                                              int32_t slot,
                                              float (&scores)[Form::kStepKeys / 2]) {
-    const uint32_t a = wgmma_start(shared.queries[group]), b = wgmma_start(shared.keys[slot]);
+    uint32_t a = wgmma_start(shared.queries[group]);
+    const uint32_t b = wgmma_start(shared.keys[slot]);
+    // No step is negative, but the compiler does not know: it would keep sixteen descriptors in
+    // registers from step to step.
+    if constexpr (Form::kSlices > 2) a += static_cast<uint32_t>(step) >> 31;
 #pragma unroll
     for (int32_t s = 0; s < Form::kSlices; ++s)
 #pragma unroll
@@ -249,7 +257,22 @@ __device__ __forceinline__ uint32_t pick(int32_t index, uint4 low, uint4 high) {
     return index < 4 ? a : b;
 }
 
-/// What clean_values() took out of a page, whose first probabilities are parts[kFirst]: probability
+template <bool kHalf>
+__device__ __forceinline__ float f32_of_pair(uint32_t pair, int32_t upper) {
+    const uint32_t bits = upper == 0 ? pair & 0xffffu : pair >> 16;
+    return kHalf ? f32_of_f16(bits) : __uint_as_float(bits << 16);
+}
+
+/// Elements `element` and the next of a row in memory, as they are multiplied.
+template <class Form>
+__device__ __forceinline__ uint32_t load_value_pair(const uint8_t* row, int32_t element) {
+    if constexpr (Form::kCoded)
+        return f16_pair_of_e4m3(*reinterpret_cast<const uint16_t*>(row + element));
+    else
+        return *reinterpret_cast<const uint32_t*>(row + element * 2);
+}
+
+/// What warpgroup 0 took out of a page, whose first probabilities are parts[kFirst]: probability
 /// * value for the columns that see the key.
 template <class Form, int32_t kFirst>
 __device__ __forceinline__ void add_not_finite(const PromptArgs& args,
@@ -261,10 +284,6 @@ __device__ __forceinline__ void add_not_finite(const PromptArgs& args,
                                                float (&sums)[Form::kHeadSize / 2]) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int64_t place = args.batch.table(tile.columns.sequence)[page];
-    // Rare enough to go through memory, where a loop can index it.
-    float memory[Form::kHeadSize / 2];
-#pragma unroll
-    for (int32_t i = 0; i < Form::kHeadSize / 2; ++i) memory[i] = sums[i];
 #pragma unroll 1
     for (int32_t offset = 0; offset < kPageTokens; ++offset) {
         if (((offset < 32 ? keys.x : keys.y) >> offset % 32 & 1u) == 0) continue;
@@ -278,29 +297,23 @@ __device__ __forceinline__ void add_not_finite(const PromptArgs& args,
                                 parts[kFirst + 3][half], parts[kFirst + 3][2 + half]};
             const uint32_t pair = __shfl_sync(0xffffffffu, pick(offset / 8, low, high),
                                               lane / 4 * 4 + offset % 8 / 2);
-            const uint32_t bits = offset % 2 == 0 ? pair & 0xffffu : pair >> 16;
-            weights[half] = Form::kHalf ? f32_of_f16(bits) : __uint_as_float(bits << 16);
+            weights[half] = f32_of_pair<Form::kHalf>(pair, offset % 2);
             seen[half] = sees(state.position[half], page * kPageTokens + offset, args.window);
         }
         const uint8_t* row = args.values.head(place, tile.kv_head) + offset * args.values.row_bytes;
-#pragma unroll 1
-        for (int32_t n = 0; n < Form::kHeadSize / 8; ++n) {
-            const int32_t element = 8 * n + lane % 4 * 2;
-            uint32_t pair = 0;
-            if (element < args.head_size)
-                pair = *reinterpret_cast<const uint32_t*>(row + element * 2);
-            const uint32_t bad = not_finite_pair<Form::kHalf>(pair);
+        // Unrolled: sums stay in registers. The branch keeps the loads apart.
 #pragma unroll
-            for (int32_t i = 0; i < 4; ++i) {
-                const uint32_t bits = i % 2 == 0 ? pair & 0xffffu : pair >> 16;
-                const float value = Form::kHalf ? f32_of_f16(bits) : __uint_as_float(bits << 16);
+        for (int32_t n = 0; n < Form::kHeadSize / 8; ++n) {
+            const uint32_t pair = load_value_pair<Form>(row, 8 * n + lane % 4 * 2);
+            const uint32_t bad = not_finite_pair<Form::kHalf>(pair);
+            if (bad == 0) continue;
+#pragma unroll
+            for (int32_t i = 0; i < 4; ++i)
                 if (seen[i / 2] && (bad >> i % 2 * 16 & 1u) != 0)
-                    memory[4 * n + i] = __fmaf_rn(weights[i / 2], value, memory[4 * n + i]);
-            }
+                    sums[4 * n + i] = __fmaf_rn(
+                        weights[i / 2], f32_of_pair<Form::kHalf>(pair, i % 2), sums[4 * n + i]);
         }
     }
-#pragma unroll
-    for (int32_t i = 0; i < Form::kHeadSize / 2; ++i) sums[i] = memory[i];
 }
 
 /// Column first_column + lane / 4 of the tile, whose sums are those of rows 8 * kUpper and on.
@@ -320,7 +333,8 @@ __device__ __forceinline__ void write_columns(const PromptArgs& args,
     const int64_t token = tile.columns.first_row + column / args.group;
     const int64_t head = int64_t{tile.kv_head} * args.group + column % args.group;
     float* out = args.out + token * args.out_stride + head * args.head_size;
-    const float inverse = inverse_total(args, head, total, state.largest[kUpper]);
+    float inverse = inverse_total(args, head, total, state.largest[kUpper]);
+    if constexpr (Form::kCoded) inverse *= kCodeUnit;
     // Neighbouring lanes exchange pairs of two groups of eight columns: each has four in a row
     // then.
     const bool odd = lane % 2 != 0;
@@ -343,13 +357,14 @@ __device__ __forceinline__ void write_columns(const PromptArgs& args,
 template <class Form, int32_t kFirst>
 __device__ __forceinline__ void finish_sums(const PromptArgs& args,
                                             const WideTile& tile,
+                                            const WideSpan& span,
                                             int32_t page,
                                             Ring<Form::kValueStages>& values,
                                             WideShared<Form>& shared,
                                             const WideState& state,
                                             const uint32_t (&parts)[Form::kStepKeys / 16][4],
                                             float (&sums)[Form::kHeadSize / 2]) {
-    if (tile.masks(page * kPageTokens, kPageTokens, args.window)) {
+    if (span.masks(page * kPageTokens, kPageTokens, args.window)) {
         const uint2 keys = {shared.not_finite[values.slot][0], shared.not_finite[values.slot][1]};
         if ((keys.x | keys.y) != 0)
             add_not_finite<Form, kFirst>(args, tile, state, page, keys, parts, sums);
@@ -371,7 +386,8 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
     Ring<2> tiles;
     // The first turn is warpgroup 1's.
     if (Form::kTurns && group == 1) named_arrive(4, 2 * kWarpgroup);
-    for (WideTile tile; next_tile(shared, tiles, tile);) {
+    for (WideSpan span; next_tile(shared, tiles, span); end_tile(shared, tiles)) {
+        const WideTile& tile = shared.tiles[tiles.slot];
         load_wide_queries<Form>(args, tile, group, warp, shared);
         WideState state;
         float sums[Form::kHeadSize / 2], scores[Form::kStepKeys / 2];
@@ -383,7 +399,7 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
         const auto softmax = [&](int32_t step) {
             const int32_t first_key = step * Form::kStepKeys;
             finish_wide_scores(args, state, first_key,
-                               tile.masks(first_key, Form::kStepKeys, args.window), scores);
+                               span.masks(first_key, Form::kStepKeys, args.window), scores);
             return advance_wide_softmax(state, capped, scores);
         };
         const auto wait_values = [&] {
@@ -405,9 +421,10 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
         };
         const auto end_values = [&](int32_t step) {
             const int32_t page = step * kPages;
-            finish_sums<Form, 0>(args, tile, page, values, shared, state, parts, sums);
+            finish_sums<Form, 0>(args, tile, span, page, values, shared, state, parts, sums);
             if constexpr (kPages == 2)
-                finish_sums<Form, 4>(args, tile, page + 1, values, shared, state, parts, sums);
+                finish_sums<Form, 4>(args, tile, span, page + 1, values, shared, state, parts,
+                                     sums);
         };
         const auto end_keys = [&] {
             if (leader) barrier_arrive(&shared.keys_empty[keys.slot]);
@@ -417,21 +434,21 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
         barrier_wait(&shared.keys_full[keys.slot], keys.parity);
         pin_registers(scores);
         wgmma_fence();
-        start_scores<Form>(shared, group, keys.slot, scores);
+        start_scores<Form>(shared, group, span.first_step, keys.slot, scores);
         wgmma_commit();
         wgmma_wait<0>();
         pin_registers(scores);
         end_keys();
-        softmax(tile.first_step);
+        softmax(span.first_step);
         pack_parts<Form::kHalf>(scores, parts);
-        for (int32_t step = tile.first_step + 1; step < tile.end_step; ++step) {
+        for (int32_t step = span.first_step + 1; step < span.end_step; ++step) {
             barrier_wait(&shared.keys_full[keys.slot], keys.parity);
             wait_values();
             if constexpr (Form::kTurns) named_sync(4 + group, 2 * kWarpgroup);
             pin_registers(scores);
             pin_registers(sums);
             wgmma_fence();
-            start_scores<Form>(shared, group, keys.slot, scores);
+            start_scores<Form>(shared, group, step, keys.slot, scores);
             wgmma_commit();
             start_values();
             if constexpr (Form::kTurns) named_arrive(5 - group, 2 * kWarpgroup);
@@ -452,7 +469,7 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
         start_values();
         wgmma_wait<0>();
         pin_registers(sums);
-        end_values(tile.end_step - 1);
+        end_values(span.end_step - 1);
         const int32_t first_column = group * 64 + warp * 16;
         write_columns<Form, 0>(args, tile, first_column, state, sums);
         write_columns<Form, 1>(args, tile, first_column + 8, state, sums);
@@ -461,9 +478,10 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
 
 template <class Form>
 __device__ __forceinline__ void init_wide_barriers(WideShared<Form>& shared) {
-    constexpr uint32_t kReaders = 8;  // warps that compute
+    constexpr uint32_t kReaders = 8;                     // warps that compute
+    constexpr uint32_t kWriters = Form::kCoded ? 3 : 1;  // warps that convert, or the copy engine
     for (int32_t i = 0; i < Form::kKeyStages; ++i) {
-        barrier_init(&shared.keys_full[i], 1);
+        barrier_init(&shared.keys_full[i], kWriters);
         barrier_init(&shared.keys_empty[i], kReaders);
     }
     for (int32_t i = 0; i < 2; ++i) {
@@ -471,9 +489,13 @@ __device__ __forceinline__ void init_wide_barriers(WideShared<Form>& shared) {
         barrier_init(&shared.tiles_empty[i], kReaders + 3);
     }
     for (int32_t i = 0; i < Form::kValueStages; ++i) {
-        barrier_init(&shared.values_full[i], 1);
+        barrier_init(&shared.values_full[i], kWriters);
         barrier_init(&shared.values_empty[i], kReaders);
         barrier_init(&shared.values_raw[i], 1);
+    }
+    for (int32_t i = 0; i < Form::kCodeStages; ++i) {
+        barrier_init(&shared.codes_full[i], 1);
+        barrier_init(&shared.codes_empty[i], kWriters);
     }
     barrier_init_fence();
 }
@@ -481,7 +503,7 @@ __device__ __forceinline__ void init_wide_barriers(WideShared<Form>& shared) {
 /// Registers of a thread of warpgroup 0 and of the others. The block owns what it was launched
 /// with, an equal share a thread in units of eight; asking for more than the others gave back waits
 /// for ever.
-constexpr int32_t kCopyRegisters = 24, kProductRegisters = 240;
+constexpr int32_t kCopyRegisters = 40, kProductRegisters = 232;
 constexpr int32_t kLaunchRegisters = 65536 / kWideThreads / 8 * 8;
 static_assert(kCopyRegisters + 2 * kProductRegisters <= 3 * kLaunchRegisters &&
               kWideThreads == 3 * kWarpgroup);
@@ -492,8 +514,10 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     attend_wide_tiles(const __grid_constant__ PromptArgs args,
                       const __grid_constant__ CUtensorMap key_map,
                       const __grid_constant__ CUtensorMap value_map) {
+    // Aligned by an offset: the compiler still knows the address as one of shared memory.
+    uint8_t* memory = dynamic_shared();
     auto& shared = *reinterpret_cast<WideShared<Form>*>(
-        (reinterpret_cast<uintptr_t>(dynamic_shared()) + 1023) & ~uintptr_t{1023});
+        __builtin_assume_aligned(memory + (0u - shared_address(memory)) % 1024u, 1024));
     if (threadIdx.x == 0) {
         prefetch_map(&key_map);
         prefetch_map(&value_map);
@@ -505,6 +529,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         fewer_registers<kCopyRegisters>();
         if (warp == 0)
             copy_pages<Form>(args, &key_map, &value_map, shared);
+        else if constexpr (Form::kCoded)
+            convert_pages<Form>(args, shared);
         else
             clean_values<Form>(args, shared);
     } else {

@@ -14,7 +14,10 @@ void CudaOps::qk_norm_rope_store(Exec& ex,
                                  const Batch& batch,
                                  const KvView& cache) {
     // Longer heads would take more than a warp's registers.
-    if (q.cols() > rows::kWarpCols) return Ops::qk_norm_rope_store(ex, q, k, v, how, batch, cache);
+    if (q.cols() > rows::kWarpCols) {
+        note_composed(ex, "qk_norm_rope_store", "long heads: norm, rope, store");
+        return Ops::qk_norm_rope_store(ex, q, k, v, how, batch, cache);
+    }
     check_rope(q, batch.positions, how.freq_factors, how.rope);
     check_rope(k, batch.positions, how.freq_factors, how.rope);
     check(q.cols() == k.cols() && same_shape(k, v) && k.rows() == q.rows() &&

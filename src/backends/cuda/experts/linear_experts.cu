@@ -5,9 +5,32 @@
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/linear/linear.h"
+#include "backends/cuda/rows/input.h"
 #include "ops/checks.h"
 
 namespace tessera::cuda {
+
+namespace {
+
+/// Prompt rows of a stack of one matrix, which is a matrix like any other: every row meets it once
+/// for each of its choices.
+void multiply_one_expert(Device& device,
+                         const GemmInput& x,
+                         const Weight& weight,
+                         int64_t rows,
+                         int64_t pairs_per_row,
+                         const Tensor& out) {
+    const Tensor no_bias;
+    for (int64_t choice = 0; choice < pairs_per_row; ++choice) {
+        Tensor of_choice = out;
+        of_choice.data = out.as<float>() + choice * out.stride[0];
+        of_choice.stride[0] = pairs_per_row * out.stride[0];
+        launch_product(device,
+                       {.x = x, .weight = weight, .bias = no_bias, .out = of_choice, .rows = rows});
+    }
+}
+
+}  // namespace
 
 void CudaOps::linear_experts(
     Exec& ex, const GemmInput& x, const ExpertWork& work, const Weight& weight, const Tensor& out) {
@@ -28,7 +51,9 @@ void CudaOps::linear_experts(
     const Tensor no_bias;
     ProductCall call{.x = x, .weight = weight, .bias = no_bias, .out = out};
     call.work = &work;
-    if (prompt_pairs > 0) {
+    if (prompt_pairs > 0 && wants_fp8(weight.wants)) {
+        multiply_one_expert(*device_, x, weight, prompt_rows, per_pair ? 1 : choices, out);
+    } else if (prompt_pairs > 0) {
         call.kind = RowKind::kPrompt;
         call.rows = prompt_rows;
         call.pairs = prompt_pairs;

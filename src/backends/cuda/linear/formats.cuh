@@ -386,6 +386,23 @@ struct WeightRow {
     const uint8_t* scales;
 };
 
+/// A unit of a row of `units`, in 32 bits: what many loads in a row cost is their addresses.
+template <DType F>
+__device__ __forceinline__ typename Format<F>::Raw load_present_unit(const WeightRow& row,
+                                                                     int unit,
+                                                                     int units) {
+    constexpr int kPieces = layout_of(F).pieces;
+    typename Format<F>::Raw raw;
+    const int first = unit & ~(kStepUnits - 1), together = min(kStepUnits, units - first);
+    const int at = (kPieces == 1 ? unit : first * (kPieces - 1) + unit) * kPieceBytes;
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece)
+        raw.codes[piece] = __ldg(reinterpret_cast<const uint4*>(
+            row.codes + static_cast<uint32_t>(at + piece * together * kPieceBytes)));
+    Format<F>::load_scales(row.scales, unit, raw);
+    return raw;
+}
+
 /// A unit of a row of `units`; zeros when `unit` is not one of them.
 template <DType F>
 __device__ __forceinline__ typename Format<F>::Raw load_unit(const WeightRow& row,
@@ -432,6 +449,20 @@ __device__ __forceinline__ void decode_bf16(const typename Format<F>::Raw& raw,
         const uint32_t scale = __byte_perm(bits, bits, 0x3232);
 #pragma unroll
         for (int i = 0; i < 4; ++i) pairs[i] = multiply_bf16(pairs[i], scale);
+    } else if constexpr (F == DType::kQ8_0) {
+        // Bytes in bits 8 to 15 of 2^15: nine bits times the eleven of the scale are exact, so that
+        // one multiply-add takes the 2^15 out and rounds nothing.
+        const float scale = Format<F>::scale(raw, 0), zero = -(32768.0f + 128.0f) * scale;
+        float values[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t word = word_of(raw.codes[q / 2], 2 * (q % 2) + i / 4) ^ 0x80808080u;
+            const uint32_t bits =
+                __byte_perm(word, 0x47000000u, 0x7404u + (static_cast<uint32_t>(i % 4) << 4));
+            values[i] = __fmaf_rn(__uint_as_float(bits), scale, zero);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = pack_bf16(values[2 * i], values[2 * i + 1]);
     } else {
         float values[8];
         decode<F>(raw, q, values);

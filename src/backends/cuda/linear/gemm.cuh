@@ -141,6 +141,11 @@ __device__ __forceinline__ void multiply_step(
     }
 }
 
+/// The scale of a row of x.
+__device__ __forceinline__ float scale_of(const Product& p, const RowPair& row) {
+    return p.x_scales != nullptr && row.x >= 0 ? p.x_scales[row.x] : 1.0f;
+}
+
 /// Writes two neighbouring results of a row, those that exist.
 __device__ __forceinline__ void store_pair(
     const Product& p, int64_t row, int64_t n, float outer, float first, float second) {
@@ -219,12 +224,14 @@ __global__ void __launch_bounds__(kProductThreads) kernel(const __grid_constant_
     for (int m = 0; m < Tile::kM; ++m) {
         const int token = first_token + m * 16 + lane / 4;
         const int64_t upper = shared.rows[token].out, lower = shared.rows[token + 8].out;
+        const float upper_outer = outer * scale_of(p, shared.rows[token]);
+        const float lower_outer = outer * scale_of(p, shared.rows[token + 8]);
 #pragma unroll
         for (int n = 0; n < Tile::kN; ++n) {
             const int64_t column = first_n + first_weight + n * 8 + lane % 4 * 2;
             const float(&four)[4] = sums[m][n];
-            store_pair(p, upper, column, outer, four[0], four[1]);
-            store_pair(p, lower, column, outer, four[2], four[3]);
+            store_pair(p, upper, column, upper_outer, four[0], four[1]);
+            store_pair(p, lower, column, lower_outer, four[2], four[3]);
         }
     }
 }

@@ -12,6 +12,14 @@ uint8_t bit_of(ActFormat format) {
     return static_cast<uint8_t>(1u << static_cast<unsigned>(format));
 }
 
+/// The view that a weight wants.
+const ActView& view_of(const ActViews& views, uint8_t wants) {
+    for (const ActView& view : views)
+        if (!view.values.absent() && (wants & bit_of(view.format)) != 0) return view;
+    check(false, "a product's rows lack the format that its weight wants");
+    return views[0];
+}
+
 bool starts_aligned(const Tensor& rows, size_t element_bytes, size_t alignment) {
     return reinterpret_cast<uintptr_t>(rows.data) % alignment == 0 &&
            static_cast<size_t>(rows.stride[0]) * element_bytes % alignment == 0;
@@ -50,6 +58,31 @@ Run gemm_of(DType format) {
     }
 }
 
+/// The product of rows of e4m3, null where there is none.
+Run fp8_gemm_of([[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    if (format == DType::kNVFP4) return run_gemm_sm90_fp8<DType::kNVFP4>;
+    if (format == DType::kMXFP4) return run_gemm_sm90_fp8<DType::kMXFP4>;
+#endif
+    return nullptr;
+}
+
+/// Whether weights of this format have the product of gemm_sm90.cuh.
+bool on_hopper(const Device& device, DType format) {
+    return TESSERA_SM90A && device.properties().major == 9 &&
+           (format == DType::kNVFP4 || format == DType::kMXFP4);
+}
+
+/// Whether products run in gemm_decoded_sm90.cuh.
+bool decodes_apart([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
+#if TESSERA_SM90A
+    return device.properties().major == 9 && gemm_of(format) != nullptr &&
+           !on_hopper(device, format);
+#else
+    return false;
+#endif
+}
+
 Run gemv_of(DType format) {
     switch (format) {
         case DType::kF32:
@@ -83,17 +116,41 @@ Run gemv_of(DType format) {
     }
 }
 
-}  // namespace
-
-const ActView& view_of(const std::array<ActView, 2>& views, uint8_t wants) {
-    for (const ActView& view : views)
-        if (!view.values.absent() && (wants & bit_of(view.format)) != 0) return view;
-    check(false, "a product's rows lack the format that its weight wants");
-    return views[0];
+/// Why prompt rows do without the card's best kernel; empty where they have it. `general`: they run
+/// on the tensor cores of any card.
+std::string_view why_general(const Device& device,
+                             const ProductCall& call,
+                             const Product& p,
+                             bool general) {
+    if (call.kind != RowKind::kPrompt) return {};
+    const DType format = call.weight.format;
+    if (p.x_f32)
+        return format == DType::kF32 ? "f32 weights: no tensor cores"
+                                     : "f32 activations: no tensor cores";
+    if (!general || !TESSERA_SM90A || device.properties().major != 9) return {};
+    if (p.x_scales != nullptr) return "nvfp4 activations: general tensor-core kernel";
+    if (call.work != nullptr) return "experts: general tensor-core kernel";
+    return "activations unpaired or unaligned: general tensor-core kernel";
 }
 
-Product product_of(const ProductCall& call, const ActView& view) {
+}  // namespace
+
+std::string product_label(std::string_view op, DType format, std::string_view kernel) {
+    std::string label(op);
+    label += '[';
+    for (const char c : dtype_info(format).name)
+        label += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    if (!kernel.empty()) (label += ',') += kernel;
+    return label + ']';
+}
+
+Product product_of(const ProductCall& call) {
+    const bool prompt = call.kind == RowKind::kPrompt;
     const Weight& weight = call.weight;
+    const ActView& view = view_of(prompt ? call.x.prompt : call.x.generated,
+                                  prompt ? weight.wants.prompt : weight.wants.generated);
+    check(view.values.rows() == call.rows && view.values.cols() == weight.cols,
+          "a product's view of its rows");
     const bool f32 = view.format == ActFormat::kF32;
     Product p{};
     p.codes = reinterpret_cast<const uint8_t*>(weight.codes);
@@ -107,6 +164,11 @@ Product product_of(const ProductCall& call, const ActView& view) {
     p.x_f32 = f32;
     p.x_paired = view.transposed_pairs;
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
+    if (!view.row_scales.absent()) p.x_scales = view.row_scales.as<float>();
+    if (view.format == ActFormat::kFp8) {
+        check(view.transposed_quads && weight.row_factors != nullptr, "a product of e4m3");
+        p.row_factors = weight.row_factors;
+    }
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
     if (!call.out.absent()) {
         p.out = call.out.as<float>();
@@ -116,74 +178,87 @@ Product product_of(const ProductCall& call, const ActView& view) {
     p.add = call.accumulate == Accumulate::kAdd;
     p.sums = call.sums;
     p.rows = call.rows;
-    return p;
-}
-
-bool on_hopper([[maybe_unused]] const Device& device,
-               [[maybe_unused]] DType format,
-               [[maybe_unused]] const ActView& view) {
-#if TESSERA_SM90A
-    return device.properties().major == 9 && (format == DType::kNVFP4 || format == DType::kMXFP4) &&
-           view.format == ActFormat::kBF16 && view.transposed_pairs &&
-           starts_aligned(view.values, 2, 16);
-#else
-    return false;
-#endif
-}
-
-std::byte* allocate_sums([[maybe_unused]] Exec& ex,
-                         [[maybe_unused]] const Device& device,
-                         [[maybe_unused]] const Weight& weight) {
-#if TESSERA_SM90A
-    const bool fp4 = weight.format == DType::kNVFP4 || weight.format == DType::kMXFP4;
-    if (device.properties().major == 9 && fp4 && ex.prompt_rows > 0)
-        if (const size_t bytes = sums_bytes_sm90(weight.cols); bytes > 0)
-            return ex.arena.allocate_bytes(bytes);
-#endif
-    return nullptr;
-}
-
-std::string product_label(std::string_view op, DType format) {
-    std::string label(op);
-    label += '[';
-    for (const char c : dtype_info(format).name)
-        label += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    return label + ']';
-}
-
-void launch_product(Device& device, const ProductCall& call) {
-    const bool prompt = call.kind == RowKind::kPrompt;
-    const ActWants wants = call.weight.wants;
-    const ActView& view =
-        view_of(prompt ? call.x.prompt : call.x.generated, prompt ? wants.prompt : wants.generated);
-    check(view.values.rows() == call.rows && view.values.cols() == call.weight.cols,
-          "a product's view of its rows");
-    Product p = product_of(call, view);
     if (call.work != nullptr) {
         const int64_t all = call.work->pairs.rows();
         check(all <= INT32_MAX, "more pairs than 32 bits count");
         p.rows = all;
         p.pairs = call.work->pairs.as<int32_t>();
         p.starts = call.work->starts.as<int32_t>();
-        p.experts = call.weight.experts;
+        p.experts = weight.experts;
         p.pairs_per_row = static_cast<int32_t>(all / call.x.rows);
         p.first_row = static_cast<int32_t>(call.first_row);
         p.first_pair = static_cast<int32_t>(call.first_pair);
         p.end_pair = static_cast<int32_t>(call.first_pair + call.pairs);
     } else {
-        check(call.weight.experts == 1, "linear: a stack of experts");
+        check(weight.experts == 1, "linear: a stack of experts");
         p.out += call.first_row * p.out_stride;
         p.out_pairs = p.out_pairs && reinterpret_cast<uintptr_t>(p.out) % (2 * sizeof(float)) == 0;
     }
-    const bool tensor_cores = prompt && view.format == ActFormat::kBF16;
+    return p;
+}
+
+bool is_narrow(const Device& device, const Weight& weight) {
+    const bool special = on_hopper(device, weight.format) || decodes_apart(device, weight.format);
+    return weight.experts == 1 && weight.rows <= (special ? 128 : 256) &&
+           weight.cols % kUnit == 0 && (weight.wants.prompt & bit_of(ActFormat::kBF16)) != 0;
+}
+
+bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight) {
+    if (!on_hopper(device, weight.format) || is_narrow(device, weight)) return false;
+    const uint8_t wants = weight.wants.prompt;
+    if (wants != bit_of(ActFormat::kBF16)) return false;
+    const ActView& view = view_of(x.prompt, wants);
+    return view.transposed_pairs && starts_aligned(view.values, 2, 16);
+}
+
+std::byte* allocate_sums([[maybe_unused]] Exec& ex,
+                         [[maybe_unused]] const Device& device,
+                         [[maybe_unused]] const Weight& weight) {
 #if TESSERA_SM90A
-    if (prompt && call.work == nullptr && on_hopper(device, call.weight.format, view))
-        return run_gemm_sm90(device, p, call.weight.format);
+    const bool taken = ex.prompt_rows > 0 && on_hopper(device, weight.format) &&
+                       !is_narrow(device, weight) &&
+                       (weight.wants.prompt & bit_of(ActFormat::kBF16)) != 0;
+    const size_t bytes = taken ? sums_bytes_sm90(weight.cols) : 0;
+    if (bytes > 0) return ex.arena.allocate_bytes(bytes);
 #endif
-    const Run run = tensor_cores ? gemm_of(call.weight.format) : gemv_of(call.weight.format);
+    return nullptr;
+}
+
+void launch_product(Device& device, const ProductCall& call) {
+    Product p = product_of(call);
+    const DType format = call.weight.format;
+    const bool e4m3 = p.row_factors != nullptr;
+    const bool nvfp4 = p.x_scales != nullptr && !e4m3;
+    const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
+    device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
+    if (tensor_cores && call.work == nullptr && is_narrow(device, call.weight))
+        return launch_narrow(device, format, {&p, 1});
+#if TESSERA_SM90A
+    if (tensor_cores && call.work == nullptr && p.x_aligned && decodes_apart(device, format))
+        return run_decoded_sm90(device, format, p);
+#endif
+    Run run = tensor_cores ? gemm_of(format) : gemv_of(format);
+#if TESSERA_SM90A
+    // Rows of nvfp4 are here to be judged, not to be fast.
+    if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned &&
+        on_hopper(device, format))
+        return run_gemm_sm90(device, p, format);
+#endif
+    if (e4m3) {
+        check(call.work == nullptr, "grouped products do not take e4m3");
+        run = fp8_gemm_of(format);
+    }
+    device.note_fallback(why_general(device, call, p, run == gemm_of(format)));
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");
     run(device, p);
+}
+
+ProductCost product_cost(int64_t rows, const Weight& weight) {
+    const double products = static_cast<double>(rows) * static_cast<double>(weight.rows);
+    return {2 * products * static_cast<double>(weight.cols),
+            static_cast<double>(matrix_bytes(weight.format, weight.rows, weight.cols)) +
+                4 * products + 2 * static_cast<double>(rows * weight.cols)};
 }
 
 void CudaOps::linear(Exec& ex,
@@ -199,11 +274,15 @@ void CudaOps::linear(Exec& ex,
     std::byte* const sums = allocate_sums(ex, *device_, weight);
     if (ex.planning() || x.rows == 0) return;
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows);
-    const double products = static_cast<double>(x.rows) * static_cast<double>(weight.rows);
-    const Timed timed(*this, product_label("linear", weight.format),
-                      2 * products * static_cast<double>(x.cols),
-                      static_cast<double>(matrix_bytes(weight.format, weight.rows, weight.cols)) +
-                          4 * products + 2 * static_cast<double>(x.rows * x.cols));
+    const bool narrow = prompt > 0 && is_narrow(*device_, weight);
+    const ProductCost cost = product_cost(x.rows, weight);
+    const bool e4m3 = prompt > 0 && weight.row_factors != nullptr;
+    const Timed timed(*this,
+                      product_label("linear", weight.format,
+                                    narrow ? "narrow"
+                                    : e4m3 ? "fp8"
+                                           : ""),
+                      cost.flops, cost.bytes);
     ProductCall call{.x = x, .weight = weight, .bias = bias, .out = out, .accumulate = accumulate};
     call.sums = sums;
     if (prompt > 0) {

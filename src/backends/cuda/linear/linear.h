@@ -5,8 +5,6 @@
 
 namespace tessera::cuda {
 
-struct Product;  // product.cuh
-
 /// Which rows of an input a product takes, by their kind.
 enum class RowKind : uint8_t { kPrompt, kGenerated };
 
@@ -32,20 +30,25 @@ struct ProductCall {
 /// else.
 void launch_product(Device& device, const ProductCall& call);
 
-/// Whether rows of this view meet a weight of this format in the product for Hopper.
-bool on_hopper(const Device& device, DType format, const ActView& view);
+/// The label under which products with a weight are counted: "linear[nvfp4]", with a special kernel
+/// "linear[q8_0,narrow]".
+std::string product_label(std::string_view op, DType format, std::string_view kernel = {});
+
+/// Flops of a product, and its bytes with 16-bit activations.
+struct ProductCost {
+    double flops, bytes;
+};
+ProductCost product_cost(int64_t rows, const Weight& weight);
+
+/// Whether prompt rows meet the weight in narrow.cuh: it has few features, a K of whole units, and
+/// wants bf16 activations.
+bool is_narrow(const Device& device, const Weight& weight);
+
+/// Whether prompt rows of x meet such a weight, and another of its shape, in one gated product.
+bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight);
 
 /// Memory that products of prompt rows with such a weight take, from ex.arena; also when planning.
 std::byte* allocate_sums(Exec& ex, const Device& device, const Weight& weight);
-
-/// A product of the rows of a view.
-Product product_of(const ProductCall& call, const ActView& view);
-
-/// The view that a weight wants.
-const ActView& view_of(const std::array<ActView, 2>& views, uint8_t wants);
-
-/// The label under which products with a weight are counted: "linear[nvfp4]".
-std::string product_label(std::string_view op, DType format);
 
 /// Bytes that the device keeps of one matrix.
 int64_t matrix_bytes(DType format, int64_t rows, int64_t cols);

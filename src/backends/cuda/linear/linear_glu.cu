@@ -9,25 +9,10 @@
 namespace tessera::cuda {
 namespace {
 
-/// Whether prompt rows go through the one product, to which every answer is the same while
-/// planning.
-bool fuses([[maybe_unused]] const Device& device,
-           [[maybe_unused]] const Weight& gate,
-           [[maybe_unused]] const Weight& up,
-           [[maybe_unused]] Glu kind,
-           [[maybe_unused]] const GemmInput& x,
-           [[maybe_unused]] uint8_t wants) {
-    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
-    if (gate.format != up.format || wants != kBF16) return false;
-    if (kind != Glu::kSwiGlu && kind != Glu::kReGlu) return false;
-    if (gate.rows % 32 != 0 || x.cols % 32 != 0) return false;
-    return (gate.wants.prompt & kBF16) != 0 &&
-           on_hopper(device, gate.format, view_of(x.prompt, gate.wants.prompt));
-}
-
 #if TESSERA_SM90A
 void run_prompt(Device& device, const ProductCall& call, const Weight& up, Glu kind, void* out) {
-    const Product gate = product_of(call, view_of(call.x.prompt, call.weight.wants.prompt));
+    const Product gate = product_of(call);
+    device.note_operands(Operands::k16Bits);
     const GluProduct with{.codes = reinterpret_cast<const uint8_t*>(up.codes),
                           .scales = reinterpret_cast<const uint8_t*>(up.scales),
                           .outer = up.outer_scale,
@@ -47,7 +32,12 @@ GemmInput CudaOps::linear_glu(
               gate.experts == 1 && up.experts == 1,
           "linear_glu: shapes");
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows), n = gate.rows;
-    if (prompt == 0 || !fuses(*device_, gate, up, kind, x, wants.prompt)) {
+    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
+    // Nothing of this differs between plan and run.
+    const bool fused = prompt > 0 && gate.format == up.format && gate.wants == up.wants &&
+                       (kind == Glu::kSwiGlu || kind == Glu::kReGlu) && wants.prompt == kBF16 &&
+                       n % 32 == 0 && takes_gated(*device_, x, gate);
+    if (!fused) {
         const Tensor gated = ex.arena.allocate(DType::kF32, {x.rows, n});
         const Tensor other = ex.arena.allocate(DType::kF32, {x.rows, n});
         linear(ex, x, gate, Tensor{}, gated, Accumulate::kNo);

@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/linear/formats.cuh"
+#include "backends/cuda/linear/linear.h"
 
 namespace tessera::cuda {
 
@@ -27,9 +29,11 @@ struct Product {
 
     const void* x;  ///< row 0 of the view
     int64_t x_stride;
-    bool x_f32;      ///< else bf16
-    bool x_aligned;  ///< every row starts at a multiple of 16 bytes
-    bool x_paired;   ///< ActView::transposed_pairs
+    bool x_f32;                ///< else bf16
+    bool x_aligned;            ///< every row starts at a multiple of 16 bytes
+    bool x_paired;             ///< ActView::transposed_pairs
+    const float* x_scales;     ///< e4m3 and nvfp4: per row of the view, else null
+    const float* row_factors;  ///< of the weight, where x is e4m3
 
     const float* bias;  ///< [n] or null
     float* out;
@@ -144,6 +148,9 @@ inline int64_t rows_per_matrix(const Product& p) {
     return ceil_div(p.end_pair - p.first_pair, std::max(p.experts, 1));
 }
 
+/// The operands of a call.
+Product product_of(const ProductCall& call);
+
 /// Tiles of 128 rows of the weight by 128 or 32 rows of x, bf16 activations: gemm.cuh.
 template <DType F>
 void run_gemm(Device& device, Product& product);
@@ -162,6 +169,23 @@ struct GluProduct {
 void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, DType format);
 /// Bytes of Product::sums for products over so many columns.
 size_t sums_bytes_sm90(int64_t columns);
+/// The same on Hopper for plain products of all other formats but F32, rows of x aligned:
+/// gemm_decoded_sm90.cuh.
+void run_decoded_sm90(Device& device, DType format, const Product& product);
+/// The same for plain products whose x is e4m3 with transposed quads: gemm_sm90_fp8.cuh.
+template <DType F>
+void run_gemm_sm90_fp8(Device& device, Product& product);
+/// What that wants of a weight of `rows` rows, once: out[rows], powers of two.
+template <DType F>
+void find_row_factors(
+    Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out);
+/// Plain products of the same prompt rows with narrow weights of one format, up to
+/// kMostNarrow of them in one launch: narrow.cuh.
+inline constexpr size_t kMostNarrow = 4;
+template <DType F>
+void run_narrow(Device& device, std::span<const Product> products);
+/// The same for a format that is known when it runs.
+void launch_narrow(Device& device, DType format, std::span<const Product> products);
 /// Rows of the weight against up to 8 rows of x, sums in f32 of exact weights: gemv.cuh.
 template <DType F>
 void run_gemv(Device& device, Product& product);

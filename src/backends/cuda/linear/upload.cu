@@ -11,6 +11,7 @@
 #include "backends/cuda/linear/pack.cuh"
 #include "backends/cuda/linear/product.cuh"
 #include "backends/cuda/rows/codec.cuh"
+#include "backends/cuda/rows/input.h"
 
 namespace tessera::cuda {
 namespace {
@@ -36,18 +37,20 @@ DType stored_format(DType format) {
 struct Places {
     int64_t scales;
     int64_t outer;
+    int64_t factors;  ///< of rows, where `fp8`
     int64_t bytes;
 };
 
-Places places_of(const HostWeight& weight) {
+Places places_of(const HostWeight& weight, bool fp8) {
     const DType stored = stored_format(weight.format);
     const FormatLayout layout = layout_of(stored);
     const int64_t units = units_of(weight.cols), rows = weight.rows * weight.experts;
     Places places{};
     places.scales = round_up(rows * row_code_bytes(layout, units), kAlignment);
     places.outer = places.scales + round_up(rows * row_scale_bytes(layout, units), kAlignment);
-    places.bytes =
-        places.outer + round_up(weight.experts * static_cast<int64_t>(sizeof(float)), kAlignment);
+    constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+    places.factors = places.outer + round_up(weight.experts * kFloat, kAlignment);
+    places.bytes = places.factors + (fp8 ? round_up(rows * kFloat, kAlignment) : 0);
     return places;
 }
 
@@ -175,13 +178,19 @@ int64_t matrix_bytes(DType format, int64_t rows, int64_t cols) {
 }
 
 int64_t CudaOps::upload_bytes(const HostWeight& weight) const {
-    return places_of(weight).bytes;
+    return places_of(weight, wants_fp8(wants(weight.format, weight.experts))).bytes;
 }
 
-ActWants CudaOps::wants(DType weight_format) const {
-    const bool f32 = stored_format(weight_format) == DType::kF32;
-    return {bit_of(f32 ? ActFormat::kF32 : options_.act_prompt),
-            bit_of(f32 ? ActFormat::kF32 : options_.act_generated)};
+ActWants CudaOps::wants(DType weight_format, int32_t experts) const {
+    const DType stored = stored_format(weight_format);
+    const auto act = [&](ActFormat chosen) {
+        if (stored == DType::kF32) return bit_of(ActFormat::kF32);
+        const bool fp4 = stored == DType::kNVFP4 || stored == DType::kMXFP4;
+        const bool coarse = chosen == ActFormat::kFp8 || chosen == ActFormat::kNvfp4;
+        const bool grouped = chosen == ActFormat::kFp8 && experts > 1;
+        return bit_of(coarse && (!fp4 || grouped) ? ActFormat::kBF16 : chosen);
+    };
+    return {act(options_.act_prompt), act(options_.act_generated)};
 }
 
 Weight CudaOps::upload(const HostWeight& weight) {
@@ -191,7 +200,8 @@ Weight CudaOps::upload(const HostWeight& weight) {
     device_->enter();
     if (upload_ == nullptr) upload_ = decltype(upload_)(new Upload(*device_), Upload::destroy);
     const DTypeInfo& info = dtype_info(weight.format);
-    const Places places = places_of(weight);
+    const ActWants wanted = wants(weight.format, weight.experts);
+    const Places places = places_of(weight, wants_fp8(wanted));
     std::byte* memory = allocate(static_cast<size_t>(places.bytes));
     // Columns that pad the last unit of a row count as zeros.
     if (weight.cols % kUnit != 0)
@@ -242,7 +252,17 @@ Weight CudaOps::upload(const HostWeight& weight) {
     uploaded.codes = memory;
     uploaded.scales = memory + places.scales;
     uploaded.outer_scale = reinterpret_cast<const float*>(memory + places.outer);
-    uploaded.wants = wants(weight.format);
+    uploaded.wants = wanted;
+#if TESSERA_SM90A
+    if (wants_fp8(wanted)) {
+        auto* factors = reinterpret_cast<float*>(memory + places.factors);
+        const auto find = weight.format == DType::kNVFP4 ? find_row_factors<DType::kNVFP4>
+                                                         : find_row_factors<DType::kMXFP4>;
+        find(*device_, reinterpret_cast<const uint8_t*>(uploaded.scales), weight.rows,
+             units_of(weight.cols), factors);
+        uploaded.row_factors = factors;
+    }
+#endif
     return uploaded;
 }
 

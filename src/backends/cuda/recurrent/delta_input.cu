@@ -61,8 +61,10 @@ void CudaOps::delta_net_input(Exec& ex,
                               const RecurrentView& memory,
                               const Tensor& qkv) {
     // Longer heads would take more than a warp's columns.
-    if (how.key_size > kPieceCols)
+    if (how.key_size > kPieceCols) {
+        note_composed(ex, "delta_net_input", "long heads: convolution, norms, gates");
         return Ops::delta_net_input(ex, u, a, b, how, batch, memory, qkv);
+    }
     check_causal_conv(u, how.taps, memory, qkv);
     check_delta_gates(a, b, how.bias, how.rate, a, b);
     check_delta_net_input(u, a, how);

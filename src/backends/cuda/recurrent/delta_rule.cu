@@ -3,6 +3,7 @@
 // there are, so how many chunks there can be at most, but not where they lie.
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/recurrent/accept.cuh"
@@ -124,6 +125,13 @@ void run_tokens(Device& device, const DeltaArgs& delta) {
                       delta);
 }
 
+/// Why prompt rows do without the best form; empty where they have it. `hopper`: the card has the
+/// chunks of plain 16-bit operands, `half`: these rows take them.
+std::string_view why_general(const DeltaArgs& delta, bool hopper, bool half) {
+    if (delta.prompts_too) return "keys over 128: token by token";
+    return hopper && !half ? "key or value size without a Hopper kernel: split operands" : "";
+}
+
 }  // namespace
 
 bool CudaOps::delta_rule_in_f16() const {
@@ -193,6 +201,9 @@ void CudaOps::gated_delta_rule(Exec& ex,
     half_scratch.clamped = clamped_;
     if (chunks > 0 && half) run_half_sm90(*device_, delta, half_scratch, chunks);
 #endif
+    if (chunks > 0) device_->note_operands(Operands::k16Bits);
+    if (batch.prompt_rows > 0)
+        device_->note_fallback(why_general(delta, delta_rule_in_f16(), half));
     if (chunks > 0 && !half) run_prompts(*device_, delta, scratch, chunks);
     if (batch.prompt_rows < rows || delta.prompts_too) run_tokens(*device_, delta);
 }

@@ -35,15 +35,13 @@ rows::GluOperands glu_operands(const Tensor& gate, const Tensor& up, Glu kind) {
     return operands;
 }
 
-bool wanted(uint8_t wants, ActFormat format) {
-    return ((wants >> static_cast<unsigned>(format)) & 1u) != 0;
-}
-
 void check_formats(ActWants wants) {
     constexpr unsigned kKnown = 1u << static_cast<unsigned>(ActFormat::kF32) |
                                 1u << static_cast<unsigned>(ActFormat::kBF16);
-    const unsigned all = static_cast<unsigned>(wants.prompt) | wants.generated;
-    check((all & ~kKnown) == 0, "matrix inputs: f32 and bf16 only");
+    constexpr unsigned kOfPrompts = kKnown | 1u << static_cast<unsigned>(ActFormat::kFp8) |
+                                    1u << static_cast<unsigned>(ActFormat::kNvfp4);
+    check((wants.prompt & ~kOfPrompts) == 0 && (wants.generated & ~kKnown) == 0,
+          "matrix inputs: f32, bf16, and e4m3 or nvfp4 for prompt rows");
 }
 
 enum class Rows : uint8_t { kPrompt, kGenerated };
@@ -57,23 +55,43 @@ ActView rounded_view(Exec& ex, Rows kind, int64_t rows, int64_t cols) {
             .transposed_pairs = TESSERA_SM90A && kind == Rows::kPrompt && cols % 32 == 0};
 }
 
+ActView nvfp4_view(Exec& ex, int64_t rows, int64_t cols) {
+    ActView view = rounded_view(ex, Rows::kPrompt, rows, cols);
+    view.format = ActFormat::kNvfp4;
+    view.row_scales = ex.arena.allocate(DType::kF32, {rows});
+    return view;
+}
+
+ActView e4m3_view(Exec& ex, int64_t rows, int64_t cols) {
+    return {.format = ActFormat::kFp8,
+            .values = ex.arena.allocate(DType::kF8_E4M3, {rows, cols}),
+            .block_scales = {},
+            .row_scales = ex.arena.allocate(DType::kF32, {rows}),
+            .transposed_pairs = false,
+            .transposed_quads = cols % 32 == 0};
+}
+
 void allocate_views(
-    Exec& ex, Rows kind, int64_t rows, int64_t cols, uint8_t wants, std::array<ActView, 2>& views) {
+    Exec& ex, Rows kind, int64_t rows, int64_t cols, uint8_t wants, ActViews& views) {
     size_t count = 0;
     if (wanted(wants, ActFormat::kF32))
         views[count++] = {ActFormat::kF32, ex.arena.allocate(DType::kF32, {rows, cols}), {}, {}};
     if (wanted(wants, ActFormat::kBF16)) views[count++] = rounded_view(ex, kind, rows, cols);
+    if (wanted(wants, ActFormat::kNvfp4)) views[count++] = nvfp4_view(ex, rows, cols);
+    if (wanted(wants, ActFormat::kFp8)) views[count++] = e4m3_view(ex, rows, cols);
 }
 
-/// The f32 view of dense rows are the rows themselves, the bf16 view comes from the arena. Returns
-/// whether there is anything to store.
-bool alias_views(
-    Exec& ex, Rows kind, const Tensor& x, uint8_t wants, std::array<ActView, 2>& views) {
+/// The f32 view of dense rows are the rows themselves, others come from the arena. Returns whether
+/// there is anything to store.
+bool alias_views(Exec& ex, Rows kind, const Tensor& x, uint8_t wants, ActViews& views) {
     size_t count = 0;
     if (wanted(wants, ActFormat::kF32)) views[count++] = {ActFormat::kF32, x, {}, {}};
-    if (!wanted(wants, ActFormat::kBF16)) return false;
-    views[count] = rounded_view(ex, kind, x.rows(), x.cols());
-    return x.rows() > 0;
+    const size_t aliased = count;
+    if (wanted(wants, ActFormat::kBF16))
+        views[count++] = rounded_view(ex, kind, x.rows(), x.cols());
+    if (wanted(wants, ActFormat::kNvfp4)) views[count++] = nvfp4_view(ex, x.rows(), x.cols());
+    if (wanted(wants, ActFormat::kFp8)) views[count++] = e4m3_view(ex, x.rows(), x.cols());
+    return count > aliased && x.rows() > 0;
 }
 
 }  // namespace
@@ -108,6 +126,10 @@ GemmInput CudaOps::prepare(Exec& ex, const Tensor& x, ActWants wants) {
     const auto elements = static_cast<double>(x.elements());
     const Timed timed(*this, "prepare", elements, store ? 6 * elements : 0.0);
     if (!store) return input;
+    if (wants_row_scales(wants)) {
+        store_scaled(*device_, x, input, {.prompt_rows = ex.prompt_rows, .f32_is_x = dense});
+        return input;
+    }
     rows::PrepareWork work;
     work.x = rows::row_map<const float>(x);
     work.sink = rows::sink_of(input, ex.prompt_rows);
@@ -164,11 +186,18 @@ void store_glu(Device& device,
 GemmInput CudaOps::glu_input(
     Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
     check_glu_input(gate, up);
+    const bool scaled = wants_row_scales(wants);
+    // Four columns then lie in one head.
+    if (scaled && gate.cols() % 4 != 0) return Ops::glu_input(ex, gate, up, kind, wants);
     const int64_t heads = gate.rank == 3 ? gate.shape[1] : 1;
     const GemmInput input = allocate_input(ex, gate.rows(), heads * gate.cols(), wants);
     if (ex.planning() || gate.elements() == 0) return input;
     const auto elements = static_cast<double>(gate.elements());
     const Timed timed(*this, "glu_input", 8 * elements, 10 * elements);
+    if (scaled) {
+        store_scaled_glu(*device_, gate, up, kind, input, ex.prompt_rows);
+        return input;
+    }
     store_glu(*device_, gate, up, kind, input, ex.prompt_rows);
     return input;
 }

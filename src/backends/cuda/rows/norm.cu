@@ -70,6 +70,10 @@ GemmInput CudaOps::rms_norm_input(
     if (ex.planning() || x.elements() == 0) return input;
     const auto elements = static_cast<double>(x.elements());
     const Timed timed(*this, "rms_norm_input", 4 * elements, 6 * elements);
+    if (wants_row_scales(wants)) {
+        store_scaled_norm(*device_, {x, gain, eps, Tensor{}}, input, ex.prompt_rows);
+        return input;
+    }
     arguments.sink = rows::sink_of(input, ex.prompt_rows);
     arguments.vector = arguments.vector && x.cols() % 4 == 0;
     launch_norm<NormKind::kRmsInput>(*device_, "rms_norm_input", arguments);
@@ -79,12 +83,18 @@ GemmInput CudaOps::rms_norm_input(
 GemmInput CudaOps::gated_rms_norm_input(
     Exec& ex, const Tensor& x, const Tensor& gain, float eps, const Tensor& z, ActWants wants) {
     check_gated_rms_norm_input(x, gain, z);
+    if (wants_row_scales(wants) && !scaled_gated_norm_fits(x))
+        return Ops::gated_rms_norm_input(ex, x, gain, eps, z, wants);
     NormArguments arguments = norm_arguments(x, gain, eps);
     const int64_t heads = x.shape[1];
     const GemmInput input = allocate_input(ex, x.rows(), heads * x.cols(), wants);
     if (ex.planning() || x.elements() == 0) return input;
     const auto elements = static_cast<double>(x.elements());
     const Timed timed(*this, "gated_rms_norm_input", 12 * elements, 10 * elements);
+    if (wants_row_scales(wants)) {
+        store_scaled_norm(*device_, {x, gain, eps, z}, input, ex.prompt_rows);
+        return input;
+    }
     arguments.z = rows::row_map<const float>(z);
     arguments.sink = rows::sink_of(input, ex.prompt_rows);
     arguments.heads = static_cast<uint32_t>(heads);

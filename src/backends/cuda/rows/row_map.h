@@ -72,7 +72,7 @@ inline InputSink sink_of(const GemmInput& input, int64_t prompt_rows) {
     InputSink sink;
     sink.prompt_rows = static_cast<uint32_t>(std::min(prompt_rows, input.rows));
     sink.cols = input.cols;
-    const auto take = [](const std::array<ActView, 2>& views, float*& f32, __nv_bfloat16*& bf16) {
+    const auto take = [](const ActViews& views, float*& f32, __nv_bfloat16*& bf16) {
         for (const ActView& view : views) {
             if (view.values.absent()) continue;
             if (view.format == ActFormat::kF32) f32 = view.values.as<float>();
@@ -81,8 +81,14 @@ inline InputSink sink_of(const GemmInput& input, int64_t prompt_rows) {
     };
     take(input.prompt, sink.f32[0], sink.bf16[0]);
     take(input.generated, sink.f32[1], sink.bf16[1]);
-    for (const ActView& view : input.prompt)
+    for (const ActView& view : input.prompt) {
         sink.transposed_pairs = sink.transposed_pairs || view.transposed_pairs;
+        if (view.row_scales.absent()) continue;
+        if (view.format == ActFormat::kFp8) sink.e4m3 = view.values.as<uint8_t>();
+        sink.transposed_quads = sink.transposed_quads || view.transposed_quads;
+        if (view.format == ActFormat::kNvfp4) sink.nvfp4 = view.values.as<__nv_bfloat16>();
+        sink.row_scales = view.row_scales.as<float>();
+    }
     return sink;
 }
 

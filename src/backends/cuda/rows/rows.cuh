@@ -106,7 +106,12 @@ __device__ __forceinline__ void store_pairs(
 struct InputSink {
     float* f32[2] = {nullptr, nullptr};
     __nv_bfloat16* bf16[2] = {nullptr, nullptr};
-    bool transposed_pairs = false;  ///< in bf16[0]
+    bool transposed_pairs = false;  ///< in bf16[0] and nvfp4
+    // Of prompt rows at most one, with row_scales:
+    uint8_t* e4m3 = nullptr;
+    bool transposed_quads = false;   ///< in e4m3
+    __nv_bfloat16* nvfp4 = nullptr;  ///< in the order of bf16[0]
+    float* row_scales = nullptr;
     uint32_t prompt_rows = 0;
     int64_t cols = 0;
 

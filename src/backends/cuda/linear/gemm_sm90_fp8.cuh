@@ -1,0 +1,403 @@
+#pragma once
+// The product of gemm_sm90.cuh with e4m3 operands: wgmma multiplies 4096 pairs of them a clock and
+// multiprocessor. The block scale is folded into the weights: the eight magnitudes times a scale
+// are eight bytes, in which a permutation looks up four weights at once. Bytes are made of two that
+// the loader warps leave for each scale; scales that would give subnormal numbers are looked up in
+// a table. The sum is multiplied by a power of two per row of the weight, which keeps the largest
+// scale of the row at 72 or less (6 * 72 is under 448), and by a factor per row of x. Within 32
+// columns x is stored permuted (ActView::transposed_quads), so that word t of a unit is what lane t
+// needs.
+//
+// Tensor cores cut off sums of e4m3 at some 14 bits: 1.7e-3 of the result in 5120 columns, 3.4e-3
+// in 17408, where rounding the operands costs 3.6e-2. Sums of more columns are cut into chunks
+// (chunk_of), which are added where the result lies. Sums that start anew every 128 columns are
+// 1.7e-4 off and take 1.16 times as long: they need registers beside the sums, so that tiles are
+// multiplied in halves.
+//
+// Shared memory is what is scarce next to the products: they read x once a warpgroup. Looking every
+// scale up in the table took 300 us where this takes less.
+
+#include <cuda_fp8.h>
+
+#include "backends/cuda/linear/hopper_tiles.cuh"
+#include "backends/cuda/ptx/named_barrier.cuh"
+
+namespace tessera::cuda {
+namespace sm90_fp8 {
+
+using hopper::Item;
+using hopper::item_of;
+using hopper::kBlocks;
+using hopper::kFeatures;
+using hopper::kLoaders;
+using hopper::kStageColumns;
+using hopper::kStageUnits;
+using hopper::kThreads;
+using hopper::kWarpgroups;
+using hopper::kWeightRowBytes;
+using hopper::StageScales;
+
+struct Operands {
+    hopper::Operands base;
+    const float* row_factors;  ///< of the weight: find_row_factors
+    const float* x_factors;    ///< per row of x: the value is code * factor
+    int32_t chunk;             ///< stages whose sums stay in the tensor cores
+};
+
+inline constexpr int kTableEntries = 128;
+/// Entry 8 (e + 9) + m of the table is for scales 2^e (1 + m / 8).
+inline constexpr int kTableBias = 9;
+inline constexpr int kLargestExponent = 6;
+
+/// Exponent and three bits of the fraction of a scale, as f32 would have them.
+__device__ __forceinline__ int scale_place(DType format, uint32_t code) {
+    if (format == DType::kMXFP4) return static_cast<int>(code) * 8;
+    code &= 0x7fu;
+    // What is no number counts as 0.
+    const float scale = code == 0x7fu ? 0.0f : __uint_as_float(code << 20) * 0x1p120f;
+    return static_cast<int>(__float_as_uint(scale) >> 20);
+}
+
+template <int Tokens>
+constexpr int stages_of() {
+    return Tokens == 256 ? 4 : 6;
+}
+
+template <int Tokens>
+struct Shared {
+    static constexpr int kStages = stages_of<Tokens>();
+    uint8_t x[kStages][Tokens * kStageColumns];
+    uint8_t weights[kStages][kFeatures * kWeightRowBytes];
+    uint2 scales[kStages][kFeatures][2];  ///< of the first halves of units, of the second ones
+    uint2 table[kTableEntries];
+    float x_factors[kWarpgroups][Tokens];
+    Barrier full[kStages], empty[kStages];
+};
+
+/// The eight magnitudes times a scale.
+__device__ inline uint2 table_entry(int index) {
+    constexpr float kMagnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const float scale =
+        index == 0 ? 0.0f
+                   : ldexpf(1.0f + static_cast<float>(index % 8) / 8.0f, index / 8 - kTableBias);
+    uint32_t words[2] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        words[i / 4] |= static_cast<uint32_t>(__nv_cvt_float_to_fp8(kMagnitudes[i] * scale,
+                                                                    __NV_SATFINITE, __NV_E4M3))
+                        << (8 * (i % 4));
+    return {words[0], words[1]};
+}
+
+/// A scale in a byte of either word: e4m3 of itself and of 1.5 times itself. Halves and multiples
+/// by two then differ by 8 a step, so that a few additions give the entry of the table. Where half
+/// of the scale is no normal number: index of the entry, and a byte that is no code of a magnitude.
+inline constexpr uint32_t kLookUp = 0x80;
+inline constexpr int kFirstNormal = 8 * (kTableBias - 5);
+__device__ __forceinline__ uint2 scale_bytes(int index) {
+    if (index < kFirstNormal) return {static_cast<uint32_t>(index), kLookUp};
+    // Code 8 (e + 7) + m; of 1.5 (1 + m / 8), rounded to the nearest even, that is 4 or 5 more.
+    const auto code = static_cast<uint32_t>(index - 8 * (kTableBias - 7));
+    return {code, code + 4 + (0x3eu >> (code % 8) & 1u)};
+}
+
+/// The scales of a stage of one row.
+template <DType F>
+__device__ __forceinline__ uint4 scale_words(const StageScales<F>& raw, int offset) {
+    constexpr int kUnitBytes = StageScales<F>::kUnitBytes;
+    uint2 halves[kUnitBytes] = {};
+#pragma unroll
+    for (int i = 0; i < StageScales<F>::kBytes; ++i) {
+        const uint32_t code = (raw.words[i / 4] >> (8 * (i % 4))) & 0xffu;
+        const uint2 two = scale_bytes(max(scale_place(F, code) - offset, 0));
+        halves[i % kUnitBytes].x |= two.x << (8 * (i / kUnitBytes));
+        halves[i % kUnitBytes].y |= two.y << (8 * (i / kUnitBytes));
+    }
+    const uint2 first = halves[0], second = halves[kUnitBytes - 1];
+    return {first.x, first.y, second.x, second.y};
+}
+
+/// From the place of the largest scale of a row to the exponent bits of its factor.
+__host__ __device__ constexpr int factor_exponent(int largest) {
+    const int bits = (largest + 6) / 8 - kLargestExponent;
+    return bits < 1 ? 1 : bits;
+}
+
+/// What the loader warps of hopper::produce leave of the scales.
+template <class Shared>
+struct Form {
+    static constexpr int kColumnBytes = 1;
+    Shared& shared;
+    const float* row_factors;
+    int offset = 0;
+
+    __device__ __forceinline__ void row(int64_t row) {
+        offset = (static_cast<int>(__float_as_uint(row_factors[row]) >> 23) - kTableBias) * 8;
+    }
+    template <DType F>
+    __device__ __forceinline__ void put(const StageScales<F>& raw, int stage, int thread) const {
+        *reinterpret_cast<uint4*>(shared.scales[stage][thread]) = scale_words<F>(raw, offset);
+    }
+};
+
+/// What the sums of a tile are multiplied by; `tokens` in shared memory, from the thread's first.
+struct TileFactors {
+    float features[2];
+    const float* tokens;
+    __device__ __forceinline__ float2 of_tokens(int place) const {
+        return *reinterpret_cast<const float2*>(tokens + place);
+    }
+    __device__ __forceinline__ float of(int half, float token) const {
+        return __fmul_rn(features[half], token);
+    }
+};
+
+/// The weights of a thread for one stage, decoded unit by unit: rows `group` and `group` + 8 of the
+/// warp.
+template <int Max>
+struct Weights {
+    uint32_t a[kStageUnits][4];
+    uint32_t offsets[kStageUnits];
+    uint32_t own_scales;
+    uint2 entries[kStageUnits][2];
+
+    __device__ __forceinline__ explicit Weights(int warp, int lane) {
+        const int group = lane / 4, t = lane % 4;
+        const auto row = static_cast<uint32_t>(warp * 16 + group);
+#pragma unroll
+        for (int unit = 0; unit < kStageUnits; ++unit) {
+            offsets[unit] =
+                row * kWeightRowBytes + static_cast<uint32_t>(t * 4) +
+                ((static_cast<uint32_t>(group >> 1) ^ static_cast<uint32_t>(unit)) * 16);
+            make_opaque(offsets[unit]);
+        }
+        own_scales = row * 16 + static_cast<uint32_t>(t / 2 * 8);
+    }
+
+    /// The magnitudes of four units times their scales.
+    __device__ __forceinline__ void load_scales(const Shared<Max>& shared, int stage) {
+        const uint32_t address = shared_address(shared.scales[stage]) + own_scales;
+        const uint2 scales[2] = {load_shared_two(address), load_shared_two(address + 8 * 16)};
+        const bool look_up = ((scales[0].y | scales[1].y) & (kLookUp * 0x01010101u)) != 0;
+        if (__any_sync(kAllLanes, look_up)) return look_all_up(shared, scales);
+#pragma unroll
+        for (int unit = 0; unit < kStageUnits; ++unit) {
+            const auto u = static_cast<uint32_t>(unit);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const auto& [one, more] = scales[i];
+                // 0, 0.5, 1, 1.5 times the scale, then 2, 3, 4, 6 times.
+                const uint32_t low = pick_bytes(one, more, u * 0x1111u + 0x4000u);
+                const uint32_t high = pick_bytes(one, more, u * 0x1111u + 0x4040u);
+                entries[unit][i] = {(low & 0xffffff00u) - 0x0800u, high + 0x10100808u};
+            }
+        }
+    }
+    __device__ __forceinline__ void look_all_up(const Shared<Max>& shared,
+                                                const uint2 (&scales)[2]) {
+#pragma unroll
+        for (int unit = 0; unit < kStageUnits; ++unit) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint32_t one = scales[i].x >> (8 * unit) & 0xffu;
+                const bool index = (scales[i].y >> (8 * unit) & kLookUp) != 0;
+                entries[unit][i] = shared.table[index ? one : one + 8 * (kTableBias - 7)];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void decode(const Shared<Max>& shared, int stage, int unit) {
+        const uint32_t address = shared_address(shared.weights[stage]) + offsets[unit];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t word =
+                load_shared(address + static_cast<uint32_t>(i) * 8 * kWeightRowBytes);
+            const uint2 eight = entries[unit][i];
+            const uint32_t first = word & 0x77777777u;
+            a[unit][i] = pick_bytes(eight.x, eight.y, first) | (word & 0x80808080u);
+            a[unit][2 + i] =
+                pick_bytes(eight.x, eight.y, first >> 16) | ((word << 4) & 0x80808080u);
+        }
+    }
+};
+
+/// Sums of `steps` stages.
+template <int Tokens, int Max>
+__device__ __forceinline__ void multiply(int steps,
+                                         Shared<Max>& shared,
+                                         Ring<Shared<Max>::kStages>& ring,
+                                         Weights<Max>& weights,
+                                         float (&sums)[Tokens / 2]) {
+    constexpr int kAhead = 2;
+    barrier_wait(&shared.full[ring.slot], ring.parity);
+    weights.load_scales(shared, ring.slot);
+#pragma unroll
+    for (int unit = 0; unit < kAhead; ++unit) weights.decode(shared, ring.slot, unit);
+    for (int step = 0; step < steps; ++step) {
+        const int stage = ring.slot, before = ring.before();
+        const bool last = step + 1 == steps;
+        const uint64_t x = wgmma_rows_from(wgmma_start(shared.x[stage]));
+        ring.next();
+#pragma unroll
+        for (int unit = 0; unit < kStageUnits; ++unit) {
+            wgmma_fence();
+            wgmma_e4m3(sums, weights.a[unit], x + static_cast<uint64_t>((unit * kUnit) >> 4), true);
+            wgmma_commit();
+            const int ahead = unit + kAhead;
+            if (ahead == kStageUnits && !last) {
+                barrier_wait(&shared.full[ring.slot], ring.parity);
+                weights.load_scales(shared, ring.slot);
+            }
+            // The products of the unit whose place is taken are done.
+            wgmma_wait<kAhead>();
+            if (unit == kAhead - 1 && step > 0) hopper::release(&shared.empty[before]);
+            if (ahead < kStageUnits)
+                weights.decode(shared, stage, ahead);
+            else if (!last)
+                weights.decode(shared, ring.slot, ahead - kStageUnits);
+        }
+    }
+    wgmma_wait<0>();
+    hopper::release(&shared.empty[ring.before()]);
+}
+
+template <int Tokens, int Max>
+__device__ __forceinline__ void multiply_item(const Operands& operands,
+                                              Shared<Max>& shared,
+                                              Ring<Shared<Max>::kStages>& ring,
+                                              int64_t token,
+                                              int64_t feature,
+                                              float outer) {
+    const hopper::Operands& p = operands.base;
+    const int thread = static_cast<int>(threadIdx.x) - 128;
+    const int lane = thread % 32, warp = thread / 32, warpgroup = thread / 128;
+    Weights<Max> weights(warp, lane);
+    feature += warp * 16;
+    // Nobody reads the factors of the item before any more.
+    named_sync(1 + warpgroup, 128);
+    for (int i = thread % 128; i < Tokens; i += 128)
+        shared.x_factors[warpgroup][i] = token + i < p.rows ? operands.x_factors[token + i] : 0.0f;
+    named_sync(1 + warpgroup, 128);
+    for (int first = 0; first < p.steps; first += operands.chunk) {
+        float sums[Tokens / 2] = {};
+        const int left = p.steps - first;
+        multiply<Tokens>(left < operands.chunk ? left : operands.chunk, shared, ring, weights,
+                         sums);
+        TileFactors factors{{}, shared.x_factors[warpgroup] + lane % 4 * 2};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int64_t n = feature + lane / 4 + 8 * half;
+            factors.features[half] = outer * operands.row_factors[n < p.n ? n : p.n - 1];
+        }
+        const float* bias = first == 0 ? p.bias : nullptr;
+        if (p.add || first > 0)
+            hopper::store_tile<Tokens, true>(p, token, feature, bias, factors, sums);
+        else
+            hopper::store_tile<Tokens, false>(p, token, feature, bias, factors, sums);
+    }
+}
+
+template <int Max>
+__device__ __forceinline__ void consume(const Operands& operands, Shared<Max>& shared) {
+    const hopper::Operands& p = operands.base;
+    Ring<Shared<Max>::kStages> ring;
+    const float outer = p.outer[0];
+    const int block = static_cast<int>(block_in_cluster());
+    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
+         index += static_cast<int>(gridDim.x) / kBlocks) {
+        const Item item = item_of(p, index);
+        if (item.token >= p.rows) continue;
+        const int64_t feature = (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures;
+        if constexpr (Max == 256)
+            if (item.count == 256)
+                multiply_item<256>(operands, shared, ring, item.token, feature, outer);
+        if constexpr (Max >= 128)
+            if (item.count == 128)
+                multiply_item<128>(operands, shared, ring, item.token, feature, outer);
+        if (item.count == 64) multiply_item<64>(operands, shared, ring, item.token, feature, outer);
+    }
+}
+
+template <DType F, int Max>
+__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
+    kernel(const __grid_constant__ CUtensorMap x_map,
+           const __grid_constant__ CUtensorMap weight_map,
+           const __grid_constant__ Operands p) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Shared<Max>*>(memory);
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < Shared<Max>::kStages; ++i) {
+            barrier_init(&shared.full[i], 1 + kLoaders);
+            barrier_init(&shared.empty[i], kWarpgroups * 4 * kBlocks);
+        }
+        barrier_init_fence();
+    }
+    if (threadIdx.x < kTableEntries)
+        shared.table[threadIdx.x] = table_entry(static_cast<int>(threadIdx.x));
+    cluster_meet();
+    if (threadIdx.x < 128) {
+        fewer_registers<hopper::kLoaderRegisters>();
+        hopper::produce<F>(&x_map, &weight_map, p.base, shared,
+                           Form<Shared<Max>>{shared, p.row_factors});
+    } else {
+        more_registers<hopper::kProductRegisters>();
+        consume<Max>(p, shared);
+    }
+    __syncwarp();
+    // Shared memory stays until nobody writes to it any more.
+    cluster_meet();
+}
+
+/// A warp per row of a weight, whose scales are `bytes` long.
+template <DType F>
+__global__ void row_factors(const uint8_t* scales, int64_t rows, int64_t bytes, float* out) {
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= rows) return;
+    int largest = 0;
+    for (int64_t i = threadIdx.x % 32; i < bytes; i += 32)
+        largest = max(largest, scale_place(F, scales[row * bytes + i]));
+    largest = __reduce_max_sync(kAllLanes, largest);
+    const auto bits = static_cast<uint32_t>(factor_exponent(largest)) << 23;
+    if (threadIdx.x % 32 == 0) out[row] = largest == 0 ? 1.0f : __uint_as_float(bits);
+}
+
+/// Stages of a chunk of columns: as few chunks as keep what the tensor cores cut off under a tenth
+/// of what rounding the operands costs, which is less for MXFP4, whose weights are exact. What is
+/// cut off grows with the root of the columns: 1.7e-3 of the result in 5120, 3.4e-3 in 17408.
+template <DType F>
+int32_t chunk_of(int32_t steps) {
+    const int32_t most = (F == DType::kMXFP4 ? 12288 : 17408) / kStageColumns;
+    return static_cast<int32_t>(ceil_div(steps, ceil_div(steps, most)));
+}
+
+template <DType F, int Max>
+void launch(Device& device, const Product& product, const Operands& p) {
+    const int clusters = std::min(p.base.items, hopper::clusters_of(device.multiprocessors()));
+    device.launch("gemm_sm90_fp8", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
+                  dim3(kThreads), sizeof(Shared<Max>), hopper::x_map<1>(product),
+                  hopper::weight_map(product), p);
+}
+
+}  // namespace sm90_fp8
+
+template <DType F>
+void find_row_factors(
+    Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out) {
+    constexpr int kThreads = 256;
+    device.launch("row_factors", sm90_fp8::row_factors<F>,
+                  dim3(static_cast<unsigned>(ceil_div(rows, kThreads / 32))), dim3(kThreads), 0,
+                  scales, rows, units * layout_of(F).group_bytes, out);
+}
+
+template <DType F>
+void run_gemm_sm90_fp8(Device& device, Product& product) {
+    sm90_fp8::Operands p{hopper::operands_of<F>(product, device.multiprocessors()),
+                         product.row_factors, product.x_scales, 0};
+    p.chunk = sm90_fp8::chunk_of<F>(p.base.steps);
+    // All tiles give the same bits.
+    if (p.base.tile == 256) return sm90_fp8::launch<F, 256>(device, product, p);
+    return sm90_fp8::launch<F, 128>(device, product, p);
+}
+
+}  // namespace tessera::cuda

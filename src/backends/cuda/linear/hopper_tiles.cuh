@@ -1,0 +1,296 @@
+#pragma once
+// What the products for Hopper share, whatever x is made of: tiles and how they are cut, the warps
+// that bring operands, the ends of tiles.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/cuda/linear/product.cuh"
+#include "backends/cuda/ptx/cluster.cuh"
+#include "backends/cuda/ptx/load_shared.cuh"
+#include "backends/cuda/ptx/mbarrier.cuh"
+#include "backends/cuda/ptx/opaque.cuh"
+#include "backends/cuda/ptx/permute.cuh"
+#include "backends/cuda/ptx/setmaxnreg.cuh"
+#include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/tensor_map.h"
+
+namespace tessera::cuda::hopper {
+
+inline constexpr int kStageColumns = 128;
+inline constexpr int kStageUnits = kStageColumns / kUnit;
+inline constexpr int kWarpgroups = 2;  ///< that multiply
+inline constexpr int kFeatures = 64 * kWarpgroups;
+inline constexpr int kThreads = 128 * (kWarpgroups + 1);
+inline constexpr int kWeightRowBytes = kStageUnits * kPieceBytes;
+inline constexpr int kBlocks = 2;    ///< of a cluster
+inline constexpr int kBoxRows = 32;  ///< tokens of a copy
+inline constexpr int kLoaders = 4;   ///< warps that bring operands
+/// Registers of a thread that brings operands and of one that multiplies. A block owns those it was
+/// launched with, an equal share a thread in units of eight: asking for more waits for ever.
+inline constexpr int kLoaderRegisters = 40, kProductRegisters = 232;
+inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+static_assert(kLoaderRegisters + kWarpgroups * kProductRegisters <=
+              (1 + kWarpgroups) * kLaunchRegisters);
+
+/// What the kernel takes of a Product, and how the tiles are cut.
+struct Operands {
+    const uint8_t* scales;
+    const float* outer;
+    const float* bias;
+    float* out;
+    int64_t out_stride;
+    int64_t n;
+    int64_t rows;
+    int64_t units;
+    bool add;
+    bool scales_aligned;
+    int32_t steps;
+    int32_t tile;         ///< tokens of a tile
+    int32_t token_tiles;  ///< of this size
+    int32_t whole;        ///< tiles that stay whole, the others are cut into `pieces`
+    int32_t pieces;
+    int32_t items;
+};
+
+/// Tokens [token, token + count) against features from `feature`.
+struct Item {
+    int32_t token, count, feature;
+};
+__device__ __forceinline__ Item item_of(const Operands& p, int index) {
+    int tile = index, piece = 0, count = p.tile;
+    if (index >= p.whole) {
+        tile = p.whole + (index - p.whole) / p.pieces;
+        piece = (index - p.whole) % p.pieces;
+        count /= p.pieces;
+    }
+    return {tile % p.token_tiles * p.tile + piece * count, count, tile / p.token_tiles};
+}
+
+/// Scales of the four units of a stage of one row, as they lie in memory.
+template <DType F>
+struct StageScales {
+    static constexpr int kUnitBytes = layout_of(F).group_bytes;
+    static constexpr int kBytes = kUnitBytes * kStageUnits;
+    static_assert(layout_of(F).group_units == 1 && kBytes <= 8, "a scale or two a unit");
+    uint32_t words[2];
+
+    static __device__ __forceinline__ StageScales load(const Operands& p,
+                                                       const uint8_t* row,
+                                                       int64_t unit) {
+        const uint8_t* from = row + kUnitBytes * unit;
+        if (p.scales_aligned) {
+            if constexpr (kBytes == 8) {
+                const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
+                return {{two.x, two.y}};
+            } else {
+                return {{load_word<uint32_t>(from), 0}};
+            }
+        }
+        StageScales out{};
+#pragma unroll
+        for (int i = 0; i < kBytes; ++i)
+            if (unit + i / kUnitBytes < p.units)
+                out.words[i / 4] |= load_word<uint8_t>(from + i) << (8 * (i % 4));
+        return out;
+    }
+};
+
+/// What the loader warps do. Form says what x is made of and what becomes of the scales:
+/// kColumnBytes, row() with each new row of the weight, put() with the scales of a stage.
+template <DType F, class Shared, class Form>
+__device__ __forceinline__ void produce(const CUtensorMap* x_map,
+                                        const CUtensorMap* weight_map,
+                                        const Operands& p,
+                                        Shared& shared,
+                                        Form form) {
+    constexpr int kRowBytes = 128;
+    constexpr int kParts = kStageColumns * Form::kColumnBytes / kRowBytes;
+    Ring<Shared::kStages> ring;
+    const int block = static_cast<int>(block_in_cluster());
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
+         index += static_cast<int>(gridDim.x) / kBlocks) {
+        const Item item = item_of(p, index);
+        if (item.token >= p.rows) continue;
+        const int feature = (item.feature * kBlocks + block) * kFeatures;
+        // The blocks of a cluster share their tokens: each brings its part to all of them.
+        const int part = item.count / kBlocks;
+        const int first = block * part;
+        const auto bytes =
+            static_cast<uint32_t>(item.count * kParts * kRowBytes + kFeatures * kWeightRowBytes);
+        const int64_t row = feature + thread < p.n ? feature + thread : p.n - 1;
+        const uint8_t* scales = p.scales + row * p.units * StageScales<F>::kUnitBytes;
+        form.row(row);
+        for (int step = 0; step < p.steps; ++step) {
+            const auto raw =
+                StageScales<F>::load(p, scales, static_cast<int64_t>(step) * kStageUnits);
+            const int stage = ring.slot;
+            barrier_wait(&shared.empty[stage], ring.parity ^ 1);
+            Barrier* full = &shared.full[stage];
+            if (thread == 0) {
+                barrier_arrive_expect(full, bytes);
+                copy_box(shared.weights[stage], weight_map, step * kWeightRowBytes, feature, full);
+                for (int i = 0; i < kParts; ++i) {
+                    const int column = (step * kParts + i) * (kStageColumns / kParts);
+                    uint8_t* target = shared.x[stage] + i * item.count * kRowBytes;
+                    for (int at = first; at < first + part; at += kBoxRows) {
+                        uint8_t* to = target + at * kRowBytes;
+                        copy_box_multicast(to, x_map, column, item.token + at, full,
+                                           uint16_t{(1 << kBlocks) - 1});
+                    }
+                }
+            }
+            __syncwarp();
+            form.put(raw, stage, thread);
+            __syncwarp();
+            if (thread % 32 == 0) barrier_arrive(full);
+            ring.next();
+        }
+    }
+}
+
+/// Tells the blocks that read the same tokens that this warp has read a stage.
+__device__ __forceinline__ void release(Barrier* empty) {
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane < kBlocks) barrier_arrive_at(empty, lane);
+}
+
+/// Stores this thread's part of a tile, with a bias or null; with Add to what is there, which is
+/// loaded in batches.
+template <int Tokens, bool Add, class Factors>
+__device__ __forceinline__ void store_tile(const Operands& p,
+                                           int64_t token,
+                                           int64_t feature,
+                                           const float* own_bias,
+                                           const Factors& factors,
+                                           const float (&sums)[Tokens / 2]) {
+    constexpr int kBatch = 4;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int64_t n = feature + lane / 4, first = token + lane % 4 * 2;
+    const int64_t rows = p.rows - first;
+    const int left = rows < Tokens ? static_cast<int>(rows) : Tokens;
+    const int left_of[2] = {n < p.n ? left : 0, n + 8 < p.n ? left : 0};
+    float bias[2] = {-0.0f, -0.0f};  // adds nothing
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+        if (own_bias != nullptr && left_of[half] > 0) bias[half] = own_bias[n + 8 * half];
+    float* rows_of[2] = {p.out + first * p.out_stride + n, nullptr};
+    rows_of[1] = rows_of[0] + p.out_stride;
+    const int64_t step = 8 * p.out_stride;
+#pragma unroll
+    for (int batch = 0; batch < Tokens / 8; batch += kBatch) {
+        float before[kBatch][2][2];
+        if constexpr (Add) {
+            const float* from[2] = {rows_of[0], rows_of[1]};
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        before[j][half][i] = 0.0f;
+                        if (8 * (batch + j) + i < left_of[half])
+                            before[j][half][i] = from[i][8 * half];
+                    }
+                    from[i] += step;
+                    make_opaque(from[i]);
+                }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const float2 of_tokens = factors.of_tokens(8 * (batch + j));
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float factor = factors.of(half, i == 0 ? of_tokens.x : of_tokens.y);
+                    const float sum = sums[4 * (batch + j) + 2 * half + i];
+                    float value = __fadd_rn(__fmul_rn(sum, factor), bias[half]);
+                    if constexpr (Add) value += before[j][half][i];
+                    if (8 * (batch + j) + i < left_of[half]) rows_of[i][8 * half] = value;
+                }
+                rows_of[i] += step;
+                make_opaque(rows_of[i]);
+            }
+        }
+    }
+}
+
+/// Clusters that a card holds at a time.
+inline int clusters_of(int multiprocessors) {
+    return std::max(multiprocessors / kBlocks, 1);
+}
+
+/// Cuts the product into tiles: waves of whole ones, the last tiles in pieces where that is faster.
+inline void cut_tiles(Operands& p, int multiprocessors) {
+    const int64_t clusters = clusters_of(multiprocessors);
+    const int64_t features = ceil_div(p.n, int64_t{kFeatures} * kBlocks);
+    // What a tile of 256, 128 and 64 tokens takes.
+    const auto cost = [](int tokens) { return tokens == 256 ? 100 : tokens == 128 ? 61 : 50; };
+    int64_t least = INT64_MAX;
+    for (int tile = 256; tile >= 64; tile /= 2) {
+        for (int pieces = 1; tile / pieces >= 64; pieces *= 2) {
+            const int64_t tiles = features * ceil_div(p.rows, tile);
+            const int64_t whole = pieces == 1 ? tiles : tiles / clusters * clusters;
+            const int64_t items = whole + (tiles - whole) * pieces;
+            const int64_t time = ceil_div(whole, clusters) * cost(tile) +
+                                 ceil_div(items - whole, clusters) * cost(tile / pieces);
+            if (time >= least) continue;
+            least = time;
+            p.tile = tile;
+            p.pieces = pieces;
+            p.token_tiles = static_cast<int32_t>(ceil_div(p.rows, tile));
+            p.whole = static_cast<int32_t>(whole);
+            p.items = static_cast<int32_t>(items);
+        }
+    }
+}
+
+template <DType F>
+Operands operands_of(const Product& product, int multiprocessors) {
+    Operands p{};
+    p.scales = product.scales;
+    p.outer = product.outer;
+    p.bias = product.bias;
+    p.out = product.out;
+    p.out_stride = product.out_stride;
+    p.n = product.n;
+    p.rows = product.rows;
+    p.units = product.units;
+    p.add = product.add;
+    constexpr auto kBytes = static_cast<uintptr_t>(StageScales<F>::kBytes);
+    p.scales_aligned =
+        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % kBytes == 0;
+    p.steps = static_cast<int32_t>(ceil_div(product.units, kStageUnits));
+    cut_tiles(p, multiprocessors);
+    return p;
+}
+
+/// Boxes of rows of 128 bytes.
+template <int kColumnBytes>
+CUtensorMap x_map(const Product& product) {
+    return tensor_map(
+        {.type =
+             kColumnBytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+         .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+         .data = product.x,
+         .axes = 2,
+         .shape = {static_cast<uint64_t>(product.k), static_cast<uint64_t>(product.rows)},
+         .stride_bytes = {static_cast<uint64_t>(product.x_stride) * kColumnBytes},
+         .box = {128 / kColumnBytes, kBoxRows}});
+}
+inline CUtensorMap weight_map(const Product& product) {
+    const auto bytes = static_cast<uint64_t>(product.units) * kPieceBytes;
+    return tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                       .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
+                       .data = product.codes,
+                       .axes = 2,
+                       .shape = {bytes, static_cast<uint64_t>(product.n)},
+                       .stride_bytes = {bytes},
+                       .box = {kWeightRowBytes, kFeatures}});
+}
+
+}  // namespace tessera::cuda::hopper

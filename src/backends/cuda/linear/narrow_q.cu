@@ -1,0 +1,13 @@
+// Instances of the products with few features for some formats; several files, so that they compile
+// side by side.
+#include "backends/cuda/linear/narrow.cuh"
+
+namespace tessera::cuda {
+
+template void run_narrow<DType::kQ4_0>(Device&, std::span<const Product>);
+template void run_narrow<DType::kQ4_1>(Device&, std::span<const Product>);
+template void run_narrow<DType::kQ5_0>(Device&, std::span<const Product>);
+template void run_narrow<DType::kQ5_1>(Device&, std::span<const Product>);
+template void run_narrow<DType::kQ8_0>(Device&, std::span<const Product>);
+
+}  // namespace tessera::cuda

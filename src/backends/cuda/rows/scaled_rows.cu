@@ -1,0 +1,82 @@
+// Producers of inputs whose rows have a scale: launches of scaled_rows.cuh.
+
+#include "backends/cuda/rows/input.h"
+#include "backends/cuda/rows/row_map.h"
+#include "backends/cuda/rows/scaled_rows.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+template <class Work>
+void launch_scaled(Device& device, std::string_view name, const Work& work, int64_t rows) {
+    const int64_t fours = ceil_div(work.sink.cols, 4);
+    const int64_t threads = ceil_div(fours, 32 * rows::kScaledHeld) * 32;
+    device.launch(name, rows::scaled_rows_kernel<Work>, dim3(static_cast<uint32_t>(rows)),
+                  dim3(static_cast<uint32_t>(std::min<int64_t>(threads, rows::kScaledMaxThreads))),
+                  0, work);
+}
+
+const float* values_of(const Tensor& gain) {
+    return gain.absent() ? nullptr : gain.as<float>();
+}
+
+}  // namespace
+
+void store_scaled(Device& device, const Tensor& x, const GemmInput& input, ScaledStore how) {
+    rows::ScaledCopy work;
+    work.x = rows::row_map<const float>(x);
+    work.sink = rows::sink_of(input, how.prompt_rows);
+    // What stands there already.
+    if (how.f32_is_x) work.sink.f32[0] = work.sink.f32[1] = nullptr;
+    work.vector = rows::aligned(x);
+    launch_scaled(device, "prepare_scaled", work, x.rows());
+}
+
+void store_scaled_glu(Device& device,
+                      const Tensor& gate,
+                      const Tensor& up,
+                      Glu kind,
+                      const GemmInput& input,
+                      int64_t prompt_rows) {
+    rows::ScaledGlu work;
+    work.gate = rows::row_map<const float>(gate);
+    work.up = rows::row_map<const float>(up);
+    work.kind = kind;
+    work.cols = gate.cols();
+    work.heads = static_cast<uint32_t>(input.cols / gate.cols());
+    work.sink = rows::sink_of(input, prompt_rows);
+    work.vector = rows::aligned(gate) && rows::aligned(up);
+    launch_scaled(device, "glu_input_scaled", work, input.rows);
+}
+
+void store_scaled_norm(Device& device,
+                       const ScaledNormOperands& of,
+                       const GemmInput& input,
+                       int64_t prompt_rows) {
+    const bool vector = rows::aligned(of.x) && rows::aligned(of.gain);
+    if (of.z.absent()) {
+        rows::ScaledNorm work;
+        work.x = rows::row_map<const float>(of.x);
+        work.gain = values_of(of.gain);
+        work.eps = of.eps;
+        work.sink = rows::sink_of(input, prompt_rows);
+        work.vector = vector;
+        launch_scaled(device, "rms_norm_input_scaled", work, input.rows);
+        return;
+    }
+    rows::ScaledGatedNorm work;
+    work.x = rows::row_map<const float>(of.x);
+    work.z = rows::row_map<const float>(of.z);
+    work.gain = values_of(of.gain);
+    work.eps = of.eps;
+    work.heads = static_cast<uint32_t>(of.x.shape[1]);
+    work.sink = rows::sink_of(input, prompt_rows);
+    work.vector = vector && rows::aligned(of.z);
+    launch_scaled(device, "gated_norm_input_scaled", work, input.rows);
+}
+
+bool scaled_gated_norm_fits(const Tensor& x) {
+    return x.cols() == rows::kScaledHead;
+}
+
+}  // namespace tessera::cuda

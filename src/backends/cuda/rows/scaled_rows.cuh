@@ -1,0 +1,253 @@
+#pragma once
+// Inputs of products whose rows have a scale (ActFormat::kFp8 and kNvfp4). The scale needs the
+// largest magnitude of the row first: a block takes a row and keeps it in registers between the
+// two, so that operands are read once. Bound by bytes.
+
+#include "backends/cuda/ptx/saturate.cuh"
+#include "backends/cuda/rows/encode.cuh"
+#include "backends/cuda/rows/norm.cuh"
+
+namespace tessera::cuda::rows {
+
+inline constexpr int32_t kScaledMaxThreads = 1024;
+/// Fours that a thread keeps: all of a row of up to 20480 columns. Those behind are worked out
+/// twice.
+inline constexpr int32_t kScaledHeld = 5;
+
+__device__ __forceinline__ float largest_of(const Four& four, float largest) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(four.value[i]));
+    return largest;
+}
+
+__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    return saturate_e4m3(low, high);
+#else
+    return e4m3_of_f32(low) | uint32_t{e4m3_of_f32(high)} << 8;
+#endif
+}
+
+/// How a prompt row enters a product: its scale, and the columns in it.
+struct ScaledRow {
+    const InputSink& sink;
+    uint32_t row;
+    float scale;
+    float inverse;
+
+    __device__ __forceinline__ ScaledRow(const InputSink& to, uint32_t index, float largest)
+        : sink(to), row(index) {
+        if (sink.e4m3 != nullptr) {
+            scale = fmaxf(__fdiv_rn(largest, kFp8Largest), kFp8LeastScale);
+            inverse = __frcp_rn(scale);
+        } else {
+            scale = largest > 0.0f ? __fdiv_rn(largest, 6.0f * 448.0f) : 1.0f;
+            inverse = 0.0f;
+        }
+    }
+
+    /// Stores columns [column, column + 4), a multiple of 4; the lanes of a warp together, those
+    /// with `inside` false store nothing.
+    __device__ __forceinline__ void store(const Four& four, int64_t column, bool inside) const {
+        if (sink.e4m3 == nullptr) return store_nvfp4(four, column, inside);
+        if (!inside) return;
+        float scaled[4];
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) scaled[i] = __fmul_rn(four.value[i], inverse);
+        const uint32_t codes = e4m3_pair(scaled[0], scaled[1]) | e4m3_pair(scaled[2], scaled[3])
+                                                                     << 16;
+        uint8_t* codes_of_row = sink.e4m3 + row * sink.cols;
+        if (sink.transposed_quads) {
+            *reinterpret_cast<uint32_t*>(codes_of_row + transposed_quad_place(column)) = codes;
+            return;
+        }
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i)
+            if (column + i < sink.cols)
+                codes_of_row[column + i] = static_cast<uint8_t>(codes >> (8 * i));
+    }
+
+  private:
+    /// As the codec of NVFP4 with kAmax6 rounds blocks of 16, which four lanes have.
+    __device__ __forceinline__ void store_nvfp4(const Four& four,
+                                                int64_t column,
+                                                bool inside) const {
+        Four scaled;
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) scaled.value[i] = __fdiv_rn(four.value[i], scale);
+        float largest = largest_of(scaled, 0.0f);
+        largest = fmaxf(largest, of_lane(largest, 1));
+        largest = fmaxf(largest, of_lane(largest, 2));
+        const float of_block = ue4m3_value(ue4m3_code(__fdiv_rn(largest, 6.0f)));
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) {
+            const uint32_t code = of_block == 0.0f ? 0 : nv_code(scaled.value[i], of_block);
+            // What is no number stays none.
+            if (scaled.value[i] == scaled.value[i])
+                scaled.value[i] = __fmul_rn(e2m1_value(code), of_block);
+        }
+        if (!inside) return;
+        __nv_bfloat16* values = sink.nvfp4 + row * sink.cols;
+        if (sink.transposed_pairs)
+            store_pairs(scaled, column, sink.cols, sink.cols % 4 == 0, values);
+        else
+            store_four(scaled, column, sink.cols, sink.cols % 4 == 0, values);
+    }
+};
+
+/// Rows of x as they are.
+struct ScaledCopy {
+    RowMap<const float> x;
+    InputSink sink;
+    bool vector = false;
+
+    __device__ __forceinline__ Four value(uint32_t row, int64_t column) const {
+        return load_four(x.row(row), column, sink.cols, vector);
+    }
+    template <class ForEach>
+    __device__ __forceinline__ float factor(const ForEach&) const {
+        return 1.0f;
+    }
+    __device__ __forceinline__ void finish(Four&, int64_t, float) const {}
+};
+
+/// act(gate) * up; `heads` rows of the operands, multiples of 4 long, make one row.
+struct ScaledGlu {
+    RowMap<const float> gate, up;
+    Glu kind = Glu::kSwiGlu;
+    int64_t cols = 0;
+    uint32_t heads = 1;
+    InputSink sink;
+    bool vector = false;
+
+    __device__ __forceinline__ Four value(uint32_t token, int64_t column) const {
+        const auto head = static_cast<uint32_t>(column) / static_cast<uint32_t>(cols);
+        const uint32_t row = token * heads + head;
+        const int64_t inside = column - static_cast<int64_t>(head) * cols;
+        const Four gates = load_four(gate.row(row), inside, cols, vector);
+        Four four = load_four(up.row(row), inside, cols, vector);
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i)
+            four.value[i] = activate(kind, gates.value[i]) * four.value[i];
+        return four;
+    }
+    template <class ForEach>
+    __device__ __forceinline__ float factor(const ForEach&) const {
+        return 1.0f;
+    }
+    __device__ __forceinline__ void finish(Four&, int64_t, float) const {}
+};
+
+/// rms_norm(x) * gain.
+struct ScaledNorm {
+    RowMap<const float> x;
+    const float* gain = nullptr;  ///< null: 1
+    float eps = 0.0f;
+    InputSink sink;
+    bool vector = false;
+
+    __device__ __forceinline__ Four value(uint32_t row, int64_t column) const {
+        return load_four(x.row(row), column, sink.cols, vector);
+    }
+    /// `for_each(f)` calls f with every value of the thread.
+    template <class ForEach>
+    __device__ __forceinline__ float factor(const ForEach& for_each) const {
+        Sum sum{0.0f, 0.0f};
+        for_each([&sum](float value) { sum.add_square(value); });
+        return norm_factor<NormKind::kRmsInput, false>(sum, for_each, sink.cols, eps);
+    }
+    __device__ __forceinline__ void finish(Four& four, int64_t column, float factor) const {
+        norm_scale(four, factor, gain, column, sink.cols, vector);
+    }
+};
+
+/// rms_norm(x) * gain * silu(z) of heads of kScaledHead columns, which a warp has at a time.
+inline constexpr int64_t kScaledHead = 128;
+struct ScaledGatedNorm {
+    RowMap<const float> x, z;
+    const float* gain = nullptr;  ///< null: 1
+    float eps = 0.0f;
+    uint32_t heads = 1;
+    InputSink sink;
+    bool vector = false;
+
+    __device__ __forceinline__ Four value(uint32_t token, int64_t column) const {
+        const uint32_t row = token * heads + static_cast<uint32_t>(column / kScaledHead);
+        const int64_t inside = column % kScaledHead;
+        Four four = load_four(x.row(row), inside, kScaledHead, vector);
+        const Four gates = load_four(z.row(row), inside, kScaledHead, vector);
+        const auto for_each = [&four](const auto& f) {
+#pragma unroll
+            for (int32_t i = 0; i < 4; ++i) f(four.value[i]);
+        };
+        Sum sum{0.0f, 0.0f};
+        for_each([&sum](float value) { sum.add_square(value); });
+        const float factor =
+            norm_factor<NormKind::kGatedInput, true>(sum, for_each, kScaledHead, eps);
+        norm_scale(four, factor, gain, inside, kScaledHead, vector);
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i)
+            four.value[i] = activate(Glu::kSwiGlu, gates.value[i]) * four.value[i];
+        return four;
+    }
+    template <class ForEach>
+    __device__ __forceinline__ float factor(const ForEach&) const {
+        return 1.0f;
+    }
+    __device__ __forceinline__ void finish(Four&, int64_t, float) const {}
+};
+
+/// A block a row, to every format of work.sink: work.value(row, column) for every group of four
+/// columns, then work.finish(it, column, factor) with what work.factor() made of all of them.
+template <class Work>
+__global__ void __launch_bounds__(kScaledMaxThreads, 1)
+    scaled_rows_kernel(const __grid_constant__ Work work) {
+    const InputSink& sink = work.sink;
+    const uint32_t row = blockIdx.x;
+    const int64_t threads = blockDim.x, first = threadIdx.x;
+    const auto column_of = [&](int64_t g) { return 4 * (g * threads + first); };
+    const auto value_at = [&](int64_t column) {
+        return column < sink.cols ? work.value(row, column) : Four{};
+    };
+    // The same for all threads of the block.
+    const auto behind = static_cast<int32_t>((sink.cols + 4 * threads - 1) / (4 * threads));
+    Four held[kScaledHeld];
+#pragma unroll
+    for (int32_t g = 0; g < kScaledHeld; ++g) held[g] = value_at(column_of(g));
+    const float factor = work.factor([&](const auto& f) {
+        const auto four_values = [&f](const Four& four) {
+#pragma unroll
+            for (int32_t i = 0; i < 4; ++i) f(four.value[i]);
+        };
+#pragma unroll
+        for (int32_t g = 0; g < kScaledHeld; ++g) four_values(held[g]);
+        for (int32_t g = kScaledHeld; g < behind; ++g) four_values(value_at(column_of(g)));
+    });
+    const auto finished_at = [&](int64_t column) {
+        Four four = value_at(column);
+        if (column < sink.cols) work.finish(four, column, factor);
+        return four;
+    };
+    float largest = 0.0f;
+#pragma unroll
+    for (int32_t g = 0; g < kScaledHeld; ++g) {
+        if (column_of(g) < sink.cols) work.finish(held[g], column_of(g), factor);
+        largest = largest_of(held[g], largest);
+    }
+    for (int32_t g = kScaledHeld; g < behind; ++g)
+        largest = largest_of(finished_at(column_of(g)), largest);
+    largest = reduce<false>(largest, 0.0f, Largest{});
+    const ScaledRow scaled(sink, row, largest);
+    const bool prompt = row < sink.prompt_rows;
+    if (prompt && first == 0) sink.row_scales[row] = scaled.scale;
+    const auto store = [&](const Four& four, int64_t column) {
+        const bool inside = column < sink.cols;
+        if (prompt) scaled.store(four, column, inside);
+        if (inside) sink.store(four, row, column, sink.cols, sink.cols % 4 == 0);
+    };
+#pragma unroll
+    for (int32_t g = 0; g < kScaledHeld; ++g) store(held[g], column_of(g));
+    for (int32_t g = kScaledHeld; g < behind; ++g) store(finished_at(column_of(g)), column_of(g));
+}
+
+}  // namespace tessera::cuda::rows
