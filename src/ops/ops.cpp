@@ -41,8 +41,7 @@ GemmInput Ops::linear_glu(
     const Tensor other = ex.arena.allocate(DType::kF32, {x.rows, up.rows});
     linear(ex, x, gate, Tensor{}, gated, Accumulate::kNo);
     linear(ex, x, up, Tensor{}, other, Accumulate::kNo);
-    glu(ex, gated, other, kind, gated);
-    return prepare(ex, gated, wants);
+    return glu_input(ex, gated, other, kind, wants);
 }
 
 GemmInput Ops::rms_norm_input(

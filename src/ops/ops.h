@@ -223,7 +223,7 @@ class Ops {
                              std::span<const Tensor> biases,
                              std::span<const Tensor> outs);
 
-    /// act(x Wg^T) * (x Wu^T), ready for `wants`. Default: two linears, glu, prepare.
+    /// act(x Wg^T) * (x Wu^T), ready for `wants`. Default: two linears, glu_input.
     virtual GemmInput linear_glu(Exec& ex,
                                  const GemmInput& x,
                                  const Weight& gate,
@@ -386,8 +386,8 @@ class Ops {
     /// may multiply operands split into two bf16 numbers as long as it stays within 1e-5 (relative
     /// L2) of the recurrence. The CPU backend does so on AMX unless activations are f32. Where
     /// delta_rule_in_f16() says so, it multiplies operands rounded to f16 (sums and states in f32,
-    /// operands beyond 65504 saturate): 1e-3 of the recurrence, 5e-3 where keys repeat without
-    /// decay.
+    /// operands beyond 65504 saturate): 1e-3 of the recurrence, 5e-3 where keys repeat, or
+    /// change slowly, without decay.
     virtual bool delta_rule_in_f16() const { return false; }
     virtual void gated_delta_rule(Exec& ex,
                                   const Tensor& q,

@@ -158,8 +158,9 @@ double bound_of(const DeltaCase& shape, ActWants wanted) {
     if (shape.memory.prompt_runs == 0) return kDelta;
     // kBF16 stands for operands of 16 bits.
     if ((wanted.prompt & 1u << static_cast<unsigned>(ActFormat::kBF16)) == 0) return kDeltaPrompt;
-    return shape.keys == Keys::kSame || shape.keys == Keys::kNearlySame ? kDeltaHalfSame
-                                                                        : kDeltaHalf;
+    const bool repeating = shape.keys == Keys::kSame || shape.keys == Keys::kNearlySame ||
+                           shape.keys == Keys::kTurning;
+    return repeating ? kDeltaHalfSame : kDeltaHalf;
 }
 double bound_of(const ExpertCase& shape, ActWants wanted) {
     const double product = product_bound(shape.weight, wanted, shape.t, shape.prompt_rows);

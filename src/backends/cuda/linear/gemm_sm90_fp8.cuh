@@ -1,12 +1,11 @@
 #pragma once
 // The product of gemm_sm90.cuh with e4m3 operands: wgmma multiplies 4096 pairs of them a clock and
-// multiprocessor. The block scale is folded into the weights: the eight magnitudes times a scale
-// are eight bytes, in which a permutation looks up four weights at once. Bytes are made of two that
-// the loader warps leave for each scale; scales that would give subnormal numbers are looked up in
-// a table. The sum is multiplied by a power of two per row of the weight, which keeps the largest
-// scale of the row at 72 or less (6 * 72 is under 448), and by a factor per row of x. Within 32
-// columns x is stored permuted (ActView::transposed_quads), so that word t of a unit is what lane t
-// needs.
+// multiprocessor. The block scale is folded into the weights: a table in shared memory has the
+// eight magnitudes times every scale as e4m3 (one load of eight bytes, then a permutation looks up
+// four weights at once). The sum is multiplied by a power of two per row of the weight, which keeps
+// the largest scale of the row at 72 or less (6 * 72 is under 448), and by a factor per row of x.
+// Within 32 columns x is stored permuted (ActView::transposed_quads), so that word t of a unit is
+// what lane t needs.
 //
 // Tensor cores cut off sums of e4m3 at some 14 bits: 1.7e-3 of the result in 5120 columns, 3.4e-3
 // in 17408, where rounding the operands costs 3.6e-2. Sums of more columns are cut into chunks
@@ -14,8 +13,10 @@
 // 1.7e-4 off and take 1.16 times as long: they need registers beside the sums, so that tiles are
 // multiplied in halves.
 //
-// Shared memory is what is scarce next to the products: they read x once a warpgroup. Looking every
-// scale up in the table took 300 us where this takes less.
+// Instructions are what is scarce next to the products, as in gemm_sm90.cuh: the eight bytes of an
+// entry made of two by additions took 28 % less of shared memory and 40 % more instructions, and
+// 334 us instead of 300 for 2048 tokens of 17408 x 5120. Loading a unit ahead of its decoding
+// changes nothing.
 
 #include <cuda_fp8.h>
 
@@ -68,7 +69,7 @@ struct Shared {
     static constexpr int kStages = stages_of<Tokens>();
     uint8_t x[kStages][Tokens * kStageColumns];
     uint8_t weights[kStages][kFeatures * kWeightRowBytes];
-    uint2 scales[kStages][kFeatures][2];  ///< of the first halves of units, of the second ones
+    uint4 places[kStages][kFeatures][2];  ///< of table entries: first halves of units, second ones
     uint2 table[kTableEntries];
     float x_factors[kWarpgroups][Tokens];
     Barrier full[kStages], empty[kStages];
@@ -89,32 +90,57 @@ __device__ inline uint2 table_entry(int index) {
     return {words[0], words[1]};
 }
 
-/// A scale in a byte of either word: e4m3 of itself and of 1.5 times itself. Halves and multiples
-/// by two then differ by 8 a step, so that a few additions give the entry of the table. Where half
-/// of the scale is no normal number: index of the entry, and a byte that is no code of a magnitude.
-inline constexpr uint32_t kLookUp = 0x80;
-inline constexpr int kFirstNormal = 8 * (kTableBias - 5);
-__device__ __forceinline__ uint2 scale_bytes(int index) {
-    if (index < kFirstNormal) return {static_cast<uint32_t>(index), kLookUp};
-    // Code 8 (e + 7) + m; of 1.5 (1 + m / 8), rounded to the nearest even, that is 4 or 5 more.
-    const auto code = static_cast<uint32_t>(index - 8 * (kTableBias - 7));
-    return {code, code + 4 + (0x3eu >> (code % 8) & 1u)};
+/// A place less the code, for scales of NVFP4 that are normal numbers.
+inline constexpr int kCodeToPlace = 8 * 120;
+/// Whether all scales of a stage are such.
+__device__ __forceinline__ bool all_normal(const uint32_t (&words)[2]) {
+    uint32_t others = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t codes = words[i] & 0x7f7f7f7fu;
+        others |= (codes - 0x08080808u) | (codes + 0x01010101u);
+    }
+    return (others & 0x80808080u) == 0;
 }
 
-/// The scales of a stage of one row.
+/// Addresses of the entries for the scales of a stage of one row.
 template <DType F>
-__device__ __forceinline__ uint4 scale_words(const StageScales<F>& raw, int offset) {
+__device__ __forceinline__ void entries_of(const StageScales<F>& raw,
+                                           int offset,
+                                           uint32_t table,
+                                           uint4 (&out)[2]) {
     constexpr int kUnitBytes = StageScales<F>::kUnitBytes;
-    uint2 halves[kUnitBytes] = {};
+    if constexpr (F == DType::kNVFP4) {
+        if (all_normal(raw.words)) {
+            // Two scales of two units at a time, in 16 bits each.
+            const uint32_t shift = static_cast<uint32_t>(kCodeToPlace - offset) & 0xffffu;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t addresses[kStageUnits];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const uint32_t codes = raw.words[i] >> (8 * half) & 0x007f007fu;
+                    const uint32_t two = __viaddmax_s16x2(codes, shift | shift << 16, 0);
+                    addresses[2 * i] = table + (two & 0xffffu) * 8;
+                    addresses[2 * i + 1] = table + (two >> 16) * 8;
+                }
+                out[half] = {addresses[0], addresses[1], addresses[2], addresses[3]};
+            }
+            return;
+        }
+    }
+    uint32_t places[kUnitBytes][kStageUnits];
 #pragma unroll
     for (int i = 0; i < StageScales<F>::kBytes; ++i) {
         const uint32_t code = (raw.words[i / 4] >> (8 * (i % 4))) & 0xffu;
-        const uint2 two = scale_bytes(max(scale_place(F, code) - offset, 0));
-        halves[i % kUnitBytes].x |= two.x << (8 * (i / kUnitBytes));
-        halves[i % kUnitBytes].y |= two.y << (8 * (i / kUnitBytes));
+        const int index = max(scale_place(F, code) - offset, 0);
+        places[i % kUnitBytes][i / kUnitBytes] = table + static_cast<uint32_t>(index) * 8;
     }
-    const uint2 first = halves[0], second = halves[kUnitBytes - 1];
-    return {first.x, first.y, second.x, second.y};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const auto& four = places[half % kUnitBytes];
+        out[half] = {four[0], four[1], four[2], four[3]};
+    }
 }
 
 /// From the place of the largest scale of a row to the exponent bits of its factor.
@@ -123,12 +149,13 @@ __host__ __device__ constexpr int factor_exponent(int largest) {
     return bits < 1 ? 1 : bits;
 }
 
-/// What the loader warps of hopper::produce leave of the scales.
+/// What the loader warps of hopper::produce make of the scales: addresses of table entries.
 template <class Shared>
 struct Form {
     static constexpr int kColumnBytes = 1;
     Shared& shared;
     const float* row_factors;
+    uint32_t table;
     int offset = 0;
 
     __device__ __forceinline__ void row(int64_t row) {
@@ -136,7 +163,10 @@ struct Form {
     }
     template <DType F>
     __device__ __forceinline__ void put(const StageScales<F>& raw, int stage, int thread) const {
-        *reinterpret_cast<uint4*>(shared.scales[stage][thread]) = scale_words<F>(raw, offset);
+        uint4 places[2];
+        entries_of<F>(raw, offset, table, places);
+        shared.places[stage][thread][0] = places[0];
+        shared.places[stage][thread][1] = places[1];
     }
 };
 
@@ -152,14 +182,13 @@ struct TileFactors {
     }
 };
 
-/// The weights of a thread for one stage, decoded unit by unit: rows `group` and `group` + 8 of the
-/// warp.
+/// The weights of a thread for one stage, decoded unit by unit.
 template <int Max>
 struct Weights {
     uint32_t a[kStageUnits][4];
     uint32_t offsets[kStageUnits];
-    uint32_t own_scales;
-    uint2 entries[kStageUnits][2];
+    uint32_t own_places;
+    uint4 entries[2];
 
     __device__ __forceinline__ explicit Weights(int warp, int lane) {
         const int group = lane / 4, t = lane % 4;
@@ -171,48 +200,20 @@ struct Weights {
                 ((static_cast<uint32_t>(group >> 1) ^ static_cast<uint32_t>(unit)) * 16);
             make_opaque(offsets[unit]);
         }
-        own_scales = row * 16 + static_cast<uint32_t>(t / 2 * 8);
+        own_places = row * 32 + static_cast<uint32_t>(t / 2 * 16);
     }
-
-    /// The magnitudes of four units times their scales.
-    __device__ __forceinline__ void load_scales(const Shared<Max>& shared, int stage) {
-        const uint32_t address = shared_address(shared.scales[stage]) + own_scales;
-        const uint2 scales[2] = {load_shared_two(address), load_shared_two(address + 8 * 16)};
-        const bool look_up = ((scales[0].y | scales[1].y) & (kLookUp * 0x01010101u)) != 0;
-        if (__any_sync(kAllLanes, look_up)) return look_all_up(shared, scales);
-#pragma unroll
-        for (int unit = 0; unit < kStageUnits; ++unit) {
-            const auto u = static_cast<uint32_t>(unit);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const auto& [one, more] = scales[i];
-                // 0, 0.5, 1, 1.5 times the scale, then 2, 3, 4, 6 times.
-                const uint32_t low = pick_bytes(one, more, u * 0x1111u + 0x4000u);
-                const uint32_t high = pick_bytes(one, more, u * 0x1111u + 0x4040u);
-                entries[unit][i] = {(low & 0xffffff00u) - 0x0800u, high + 0x10100808u};
-            }
-        }
+    __device__ __forceinline__ void load_places(const Shared<Max>& shared, int stage) {
+        const uint32_t places = shared_address(shared.places[stage]) + own_places;
+        entries[0] = load_shared_four(places);
+        entries[1] = load_shared_four(places + 8 * 32);
     }
-    __device__ __forceinline__ void look_all_up(const Shared<Max>& shared,
-                                                const uint2 (&scales)[2]) {
-#pragma unroll
-        for (int unit = 0; unit < kStageUnits; ++unit) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const uint32_t one = scales[i].x >> (8 * unit) & 0xffu;
-                const bool index = (scales[i].y >> (8 * unit) & kLookUp) != 0;
-                entries[unit][i] = shared.table[index ? one : one + 8 * (kTableBias - 7)];
-            }
-        }
-    }
-
     __device__ __forceinline__ void decode(const Shared<Max>& shared, int stage, int unit) {
         const uint32_t address = shared_address(shared.weights[stage]) + offsets[unit];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t word =
                 load_shared(address + static_cast<uint32_t>(i) * 8 * kWeightRowBytes);
-            const uint2 eight = entries[unit][i];
+            const uint2 eight = load_shared_two(word_of(entries[i], unit));
             const uint32_t first = word & 0x77777777u;
             a[unit][i] = pick_bytes(eight.x, eight.y, first) | (word & 0x80808080u);
             a[unit][2 + i] =
@@ -230,7 +231,7 @@ __device__ __forceinline__ void multiply(int steps,
                                          float (&sums)[Tokens / 2]) {
     constexpr int kAhead = 2;
     barrier_wait(&shared.full[ring.slot], ring.parity);
-    weights.load_scales(shared, ring.slot);
+    weights.load_places(shared, ring.slot);
 #pragma unroll
     for (int unit = 0; unit < kAhead; ++unit) weights.decode(shared, ring.slot, unit);
     for (int step = 0; step < steps; ++step) {
@@ -246,7 +247,7 @@ __device__ __forceinline__ void multiply(int steps,
             const int ahead = unit + kAhead;
             if (ahead == kStageUnits && !last) {
                 barrier_wait(&shared.full[ring.slot], ring.parity);
-                weights.load_scales(shared, ring.slot);
+                weights.load_places(shared, ring.slot);
             }
             // The products of the unit whose place is taken are done.
             wgmma_wait<kAhead>();
@@ -339,7 +340,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     if (threadIdx.x < 128) {
         fewer_registers<hopper::kLoaderRegisters>();
         hopper::produce<F>(&x_map, &weight_map, p.base, shared,
-                           Form<Shared<Max>>{shared, p.row_factors});
+                           Form<Shared<Max>>{shared, p.row_factors, shared_address(shared.table)});
     } else {
         more_registers<hopper::kProductRegisters>();
         consume<Max>(p, shared);
