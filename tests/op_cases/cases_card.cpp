@@ -21,6 +21,17 @@ void product_cases(std::vector<OpCase>& cases) {
                FusedCase{.weight = DType::kNVFP4, .n = 17408, .k = 5120, .t = t, .prompt_rows = t});
 }
 
+/// Other formats, whose encoding on the host is slow: fewer features.
+void decoded_cases(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kQ8_0, DType::kBF16, DType::kQ4_K, DType::kQ6_K})
+        for (const int32_t t : {128, 512, 2048})
+            append(cases,
+                   LinearCase{.weight = format, .n = 4096, .k = 4096, .t = t, .prompt_rows = t});
+    append(
+        cases,
+        LinearCase{.weight = DType::kQ8_0, .n = 17408, .k = 5120, .t = 2048, .prompt_rows = 2048});
+}
+
 /// Gates of the delta net, a router: few features.
 void narrow_cases(std::vector<OpCase>& cases) {
     for (const DType format : {DType::kQ8_0, DType::kBF16, DType::kNVFP4})
@@ -70,6 +81,7 @@ void delta_cases(std::vector<OpCase>& cases) {
 
 void add_card_perf_cases(std::vector<OpCase>& cases) {
     product_cases(cases);
+    decoded_cases(cases);
     narrow_cases(cases);
     attention_cases(cases);
     delta_cases(cases);

@@ -48,7 +48,8 @@ struct Areas {
     float* asked[2];
     Marks* marks;
     Thirds late_mix, late_below;  ///< `mix` and `below` from Marks::exact_from on, zeros before
-    float* rest_of_qk;            ///< like ChunkKeys::qk, what the third parts add to it
+    float* rest_of_kk;            ///< like ChunkKeys::kk, what the third parts add to it
+    float* rest_of_qk;            ///< the same of ChunkKeys::qk
     int64_t key_steps, bytes = 0;
 
     Areas(float* tiles, int64_t key_size) : key_steps(key_size / kStep) {
@@ -76,7 +77,8 @@ struct Areas {
         decayed.rest = take(2 * kChunkTokens * kStripRows);
         late_mix = {split(kChunkTokens * kChunkTokens), take(2 * kChunkTokens * kChunkTokens)};
         late_below = {split(kStep * kStep), take(2 * kStep * kStep)};
-        rest_of_qk = reinterpret_cast<float*>(take(4 * kChunkTokens * kChunkTokens));
+        for (float** area : {&rest_of_kk, &rest_of_qk})
+            *area = reinterpret_cast<float*>(take(4 * kChunkTokens * kChunkTokens));
     }
 };
 
@@ -136,11 +138,11 @@ void open_split_chunk(const DeltaRun& run, const ChunkKeys& keys) {
     areas.marks->rests = 0;
 }
 
-/// The third parts of keys and queries, and what they add to ChunkKeys::qk. (The products of keys
-/// with each other are as good as need be: what they lack acts like a slightly different beta.)
+/// The third parts of keys and queries, and what they add to ChunkKeys::kk and qk.
 void open_rests(const DeltaRun& run, const Areas& areas) {
     const int64_t steps = areas.key_steps, pitch = steps * kTileBytes;
-    std::fill_n(areas.rest_of_qk, kChunkTokens * kChunkTokens, 0.0f);
+    for (float* area : {areas.rest_of_kk, areas.rest_of_qk})
+        std::fill_n(area, kChunkTokens * kChunkTokens, 0.0f);
     for (int64_t half = 0; half * kStep < run.tokens; ++half) {
         const Thirds k = areas.keys.at(half * 2 * pitch), q = areas.queries.at(half * 2 * pitch);
         std::byte* right = areas.right_keys.rest + half * 2 * pitch;
@@ -150,9 +152,12 @@ void open_rests(const DeltaRun& run, const Areas& areas) {
         for (int64_t step = 0; step < steps; ++step)
             turn_step(right + step * 2 * kTileBytes, 2 * kTileBytes,
                       areas.columns.rest + (4 * step + half) * kTileBytes);
-        for (int64_t col = 0; col <= half; ++col)
-            add_rest({q, 1, steps, pitch}, areas.right_keys.at(col * 2 * pitch),
-                     areas.rest_of_qk + half * kStep * kChunkTokens + col * kStep, kChunkTokens);
+        for (int64_t col = 0; col <= half; ++col) {
+            const Thirds columns = areas.right_keys.at(col * 2 * pitch);
+            const int64_t at = half * kStep * kChunkTokens + col * kStep;
+            add_rest({k, 1, steps, pitch}, columns, areas.rest_of_kk + at, kChunkTokens);
+            add_rest({q, 1, steps, pitch}, columns, areas.rest_of_qk + at, kChunkTokens);
+        }
     }
     areas.marks->rests = 1;
 }
@@ -172,10 +177,10 @@ class GateRows {
                 _mm512_store_ps(since_[block] + i, exp_since(sums_ + i, last));
         }
     }
-    /// Elements (i, j) of a block, -L and P; `more`, unless null, is added to the products of
-    /// queries. Dead rows are zeros.
+    /// Elements (i, j) of a block, -L and P; `exact`, unless null, has what the third parts add.
+    /// Dead rows are zeros.
     TESSERA_INLINE void take(
-        int64_t i, int64_t block, const float* more, __m512& solve, __m512& mix) const {
+        int64_t i, int64_t block, const Areas* exact, __m512& solve, __m512& mix) const {
         const int64_t at = i * kChunkTokens + block * kLane;
         const bool diagonal = block == i / kLane;
         const unsigned bit = i < run_.tokens ? 1u << i % kLane : 0;
@@ -186,10 +191,13 @@ class GateRows {
                                                       _mm512_load_ps(until_ + block * kLane));
         const auto before = static_cast<__mmask16>(diagonal ? (bit - 1) & all : all);
         const auto upto = static_cast<__mmask16>(diagonal ? (2 * bit - 1) & all : all);
-        solve = _mm512_maskz_mul_ps(before, _mm512_mul_ps(_mm512_set1_ps(-gates_.beta[i]), decay),
-                                    _mm512_load_ps(keys_.kk + at));
-        __m512 asked = _mm512_load_ps(keys_.qk + at);
-        if (more != nullptr) asked = _mm512_add_ps(asked, _mm512_load_ps(more + at));
+        __m512 known = _mm512_load_ps(keys_.kk + at), asked = _mm512_load_ps(keys_.qk + at);
+        if (exact != nullptr) {
+            known = _mm512_add_ps(known, _mm512_load_ps(exact->rest_of_kk + at));
+            asked = _mm512_add_ps(asked, _mm512_load_ps(exact->rest_of_qk + at));
+        }
+        const __m512 beta = _mm512_set1_ps(-gates_.beta[i]);
+        solve = _mm512_maskz_mul_ps(before, _mm512_mul_ps(beta, decay), known);
         mix = _mm512_maskz_mul_ps(upto, decay, asked);
     }
 
@@ -253,8 +261,11 @@ void open_rows(const GateRows& rows, const Areas& areas, const ChunkGates& gates
     }
 }
 
-/// Rows from Marks::exact_from on, with exact products of queries and keys, in all parts.
-void open_late(const DeltaRun& run, const GateRows& rows, const Areas& areas) {
+/// Rows from Marks::exact_from on, of exact products of keys and queries, in all parts.
+void open_late(const DeltaRun& run,
+               const GateRows& rows,
+               const Areas& areas,
+               const ChunkGates& gates) {
     if (areas.marks->rests == 0) open_rests(run, areas);
     const Thirds& mix = areas.late_mix;
     for (std::byte* part : {mix.main.high, mix.main.low, mix.rest})
@@ -266,14 +277,17 @@ void open_late(const DeltaRun& run, const GateRows& rows, const Areas& areas) {
         __m512 solve[4], part[4];
         for (int64_t block = 0; block < 4; ++block) {
             solve[block] = part[block] = _mm512_setzero_ps();
-            if (block <= i / kLane)
-                rows.take(i, block, areas.rest_of_qk, solve[block], part[block]);
+            if (block <= i / kLane) rows.take(i, block, &areas, solve[block], part[block]);
         }
         for (int64_t step = 0; step <= i / kStep; ++step) {
             split_words(part[2 * step], part[2 * step + 1], word_of(i, step), mix);
             split_words(part[2 * step], part[2 * step + 1], word_of(i, step), areas.mix);
         }
-        if (i >= kStep) split_words(solve[0], solve[1], word_below(i), below);
+        for (int64_t block = i / kStep * 2; block <= i / kLane; ++block)
+            _mm512_store_ps(gates.solve + i * kChunkTokens + block * kLane, solve[block]);
+        if (i < kStep) continue;
+        split_words(solve[0], solve[1], word_below(i), below);
+        split_words(solve[0], solve[1], word_below(i), areas.below);
     }
 }
 
@@ -291,7 +305,7 @@ void open_split_gates(const DeltaRun& run, const ChunkKeys& keys, const ChunkGat
     const float* most =
         std::find_if(squares, squares + kChunkTokens, [](float sum) { return sum > kMostOfRow; });
     areas.marks->exact_from = most - squares;
-    if (areas.marks->exact_from < run.tokens) open_late(run, rows, areas);
+    if (areas.marks->exact_from < run.tokens) open_late(run, rows, areas, gates);
 }
 
 }  // namespace
