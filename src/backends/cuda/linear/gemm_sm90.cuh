@@ -227,7 +227,7 @@ struct Multiplier {
             made.places[unit] =
                 row * kWeightRowBytes + static_cast<uint32_t>(t * 4) +
                 ((static_cast<uint32_t>(group >> 1) ^ static_cast<uint32_t>(unit)) * 16);
-            make_opaque(made.places[unit]);
+            if (!kGated || unit == 0) make_opaque(made.places[unit]);
         }
         made.scale_place = kWeightBytes + row * 16 + static_cast<uint32_t>(t / 2 * 8);
         return made;
@@ -252,8 +252,15 @@ __device__ __forceinline__ void multiply(const Memory& memory,
         scales[1] = load_shared_two(weights + with.scale_place + kSecond * 16);
     };
     const auto load_words = [&](uint32_t weights, int unit) {
-        words[0] = load_shared(weights + with.places[unit]);
-        words[1] = load_shared(weights + with.places[unit] + kSecond * kWeightRowBytes);
+        uint32_t place = with.places[unit];
+        if constexpr (kGated) {
+            // One place is kept and the others follow from it each time: its ends need registers.
+            place = with.places[0];
+            if (unit > 0) make_opaque(place);
+            place ^= static_cast<uint32_t>(unit) * 16;
+        }
+        words[0] = load_shared(weights + place);
+        words[1] = load_shared(weights + place + kSecond * kWeightRowBytes);
     };
     const auto decode = [&](int unit) {
 #pragma unroll

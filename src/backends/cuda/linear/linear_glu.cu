@@ -37,13 +37,7 @@ GemmInput CudaOps::linear_glu(
     const bool fused = prompt > 0 && gate.format == up.format && gate.wants == up.wants &&
                        (kind == Glu::kSwiGlu || kind == Glu::kReGlu) && wants.prompt == kBF16 &&
                        n % 32 == 0 && takes_gated(*device_, x, gate);
-    if (!fused) {
-        const Tensor gated = ex.arena.allocate(DType::kF32, {x.rows, n});
-        const Tensor other = ex.arena.allocate(DType::kF32, {x.rows, n});
-        linear(ex, x, gate, Tensor{}, gated, Accumulate::kNo);
-        linear(ex, x, up, Tensor{}, other, Accumulate::kNo);
-        return glu_input(ex, gated, other, kind, wants);
-    }
+    if (!fused) return Ops::linear_glu(ex, x, gate, up, kind, wants);
     GemmInput input = allocate_input(ex, x.rows, n, wants);
     const Scope scope(ex.arena);
     const size_t before = ex.arena.used_bytes();
