@@ -360,28 +360,47 @@ __device__ __forceinline__ void finish_item(const Maps& maps,
         store_tile<false>(p, item, feature + warp * 16, sums);
 }
 
+__device__ __forceinline__ volatile int32_t& kept_item(const Memory& memory) {
+    int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+    make_opaque(warp);
+    return memory.fixed().item[warp];
+}
+
 template <bool kGated>
 __device__ __forceinline__ void consume(const Maps& maps, const Operands& p, const Memory& memory) {
     Place ring;
     float4* running = p.running + int64_t{blockIdx.x} *
                                       static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
-    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.cut.items;
-         index += static_cast<int>(gridDim.x) / kBlocks) {
+    int index = static_cast<int>(blockIdx.x) / kBlocks;
+    while (index < p.cut.items) {
+        if constexpr (kGated) {
+            // Products take almost all registers and gates the others: the item's number waits in
+            // shared memory. All lanes have read the one before; each stores what it reads later.
+            __syncwarp();
+            kept_item(memory) = index;
+        }
         const Item work = item_of(p, index);
-        if (work.token >= p.rows) continue;
+        const int next = static_cast<int>(gridDim.x) / kBlocks;
+        if (work.token >= p.rows) {
+            index += next;
+            continue;
+        }
         float sums[kSums];
         for (int chunk = work.first_chunk; chunk < work.end_chunk; ++chunk) {
             multiply_chunk<kGated>(work.count, memory, ring, stages_of(p, chunk), sums);
             if (chunk > work.first_chunk) add_running(running, work.count, sums);
             if (chunk + 1 < work.end_chunk) put_aside(running, work.count, sums);
         }
-        // Found again, not kept: products take almost all registers.
-        int same = index;
-        make_opaque(same);
-        const Item item = item_of(p, same);
+        if constexpr (kGated)
+            index = kept_item(memory);
+        else
+            make_opaque(index);  // the item is found again, not kept
+        const Item item = item_of(p, index);
         constexpr int kFours = kGated ? kBatch / 2 : kBatch;
-        if (item.place >= 0 && !join_sums<kFours>(p, item, memory.fixed(), sums)) continue;
-        finish_item<kGated>(maps, p, memory, item, sums);
+        if (item.place < 0 || join_sums<kFours>(p, item, memory.fixed(), sums))
+            finish_item<kGated>(maps, p, memory, item, sums);
+        if constexpr (kGated) index = kept_item(memory);
+        index += next;
     }
     if (kGated && threadIdx.x % 128 == 0) store_wait();
 }

@@ -113,6 +113,7 @@ struct Fixed {
     Barrier full[kMostStages], empty[kMostStages];
     uint2 table;
     uint32_t ticket[kWarpgroups];
+    int32_t item[4 * kWarpgroups];  ///< that a warp works on
 };
 /// Weights, scales and x of a stage.
 inline constexpr int stage_bytes(int tokens) {
