@@ -166,7 +166,7 @@ __device__ __forceinline__ void store_tile(const Operands& p,
                                            const float* own_bias,
                                            const Factors& factors,
                                            const float (&sums)[Tokens / 2]) {
-    constexpr int kBatch = 4;
+    constexpr int kBatch = Add ? 8 : 4;  // loads that are under way at once
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t n = feature + lane / 4, first = token + lane % 4 * 2;
     const int64_t rows = p.rows - first;

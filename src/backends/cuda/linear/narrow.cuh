@@ -5,8 +5,9 @@
 // x and the weights go from the second-level cache to registers, where a unit of 32 columns
 // belongs to one lane both of a feature and of a token. The order in which tensor cores meet the
 // columns does not matter as long as both operands agree on it, so neither shared memory nor
-// exchanges between lanes are needed. Bound: the second-level cache, 75 MB for 96 features, 5120
-// columns and 2048 tokens, of which x is 42.
+// exchanges between lanes are needed. Bound: the latency of a warp's share of K, 16.5 of the 19 us
+// that Q8_0 48x5120 takes with 2048 tokens on an H200; the second-level cache could bring the
+// operands in half of that.
 //
 // 64 columns sum from zero in the tensor cores, which cut off what they add, and are added with a
 // proper rounding; at the end the eighths in the order of the columns. The order of a sum depends
