@@ -27,12 +27,7 @@ std::vector<OpCount> merged(const OpsRun& run) {
     std::vector<OpCount> ops;
     for (const OpCount& count : run.counts) {
         if (is_composition(count)) continue;
-        const auto same = std::ranges::find_if(ops, [&](const OpCount& op) {
-            return op.name == count.name && op.operands == count.operands;
-        });
-        OpCount& op = same == ops.end() ? ops.emplace_back() : *same;
-        op.name = count.name;
-        op.operands = count.operands;
+        OpCount& op = count_of(ops, count.name, count.operands, {});
         op.calls += count.calls;
         op.seconds += count.seconds;
         op.flops += count.flops;

@@ -177,18 +177,20 @@ double Qwen35Model::guess_share() {
         return static_cast<double>(used) *
                static_cast<double>(dtype_bytes(w.format, w.cols * w.rows));
     };
-    const DraftBlock& block = draft_blocks_.front();
-    double guess = bytes(block.head.absent() ? head() : block.head), step = bytes(head());
-    for (const WeightRow& row : weights()) {
-        if (row.matrix == nullptr || row.tensor.ends_with(".nextn.embed_tokens.weight") ||
-            row.tensor.ends_with(".nextn.shared_head_head.weight") ||
-            !row.tensor.starts_with("blk."))
-            continue;
-        // Of several blocks the first one guesses.
-        const auto layer = std::stoi(row.tensor.substr(4));
-        if (layer < hparams_.info.layers) step += bytes(*row.matrix);
-        if (layer == hparams_.info.layers) guess += bytes(*row.matrix);
-    }
+    const auto layer_bytes = [&](Layer& layer) {
+        std::vector<WeightRow> rows;
+        add_layer(0, layer, rows);
+        double sum = 0.0;
+        for (const WeightRow& row : rows)
+            if (row.matrix != nullptr) sum += bytes(*row.matrix);
+        return sum;
+    };
+    double step = bytes(head());
+    for (Layer& layer : layers_) step += layer_bytes(layer);
+    // Of several blocks the first one guesses.
+    DraftBlock& block = draft_blocks_.front();
+    const double guess = bytes(block.head.absent() ? head() : block.head) + bytes(block.join) +
+                         layer_bytes(block.layer);
     return guess / step;
 }
 

@@ -14,6 +14,17 @@ bool same_shape(const Tensor& a, const Tensor& b) {
     return a.rank == b.rank && a.shape == b.shape;
 }
 
+void check_linear(const GemmInput& x,
+                  const Weight& weight,
+                  const Tensor& bias,
+                  const Tensor& out,
+                  const Caller& where) {
+    check(weight.experts == 1 && x.cols == weight.cols && out.rank == 2 && out.rows() == x.rows &&
+              out.cols() == weight.rows,
+          "linear: shapes", where);
+    check(bias.absent() || bias.elements() == weight.rows, "linear: bias", where);
+}
+
 void check_rms_norm(const Tensor& x, const Tensor& gain, const Tensor& out, const Caller& where) {
     check(same_shape(x, out) && x.rank >= 2, "rms_norm: shapes", where);
     check_gain(x, gain, where);

@@ -13,6 +13,11 @@ using Caller = std::source_location;
 /// Whether rank and extents agree.
 bool same_shape(const Tensor& a, const Tensor& b);
 
+void check_linear(const GemmInput& x,
+                  const Weight& weight,
+                  const Tensor& bias,
+                  const Tensor& out,
+                  const Caller& where = Caller::current());
 void check_rms_norm(const Tensor& x,
                     const Tensor& gain,
                     const Tensor& out,

@@ -8,6 +8,20 @@
 
 namespace tessera {
 
+OpCount& count_of(std::vector<OpCount>& counts,
+                  std::string_view name,
+                  Operands operands,
+                  std::string_view fallback) {
+    for (OpCount& count : counts)
+        if (count.name == name && count.operands == operands && count.fallback == fallback)
+            return count;
+    OpCount& fresh = counts.emplace_back();
+    fresh.name = name;
+    fresh.operands = operands;
+    fresh.fallback = fallback;
+    return fresh;
+}
+
 void Ops::copy_to_device(void* to, const void* from, size_t bytes) {
     std::memcpy(to, from, bytes);
 }

@@ -134,6 +134,12 @@ struct OpCount {
     std::string fallback{};
 };
 
+/// The counter of such calls, added where there is none yet.
+OpCount& count_of(std::vector<OpCount>& counts,
+                  std::string_view name,
+                  Operands operands,
+                  std::string_view fallback);
+
 /// What a device does at best: rates of loops that do nothing else. 0: not measured, or it has no
 /// such units.
 struct Ceilings {

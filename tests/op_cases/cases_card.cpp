@@ -77,10 +77,47 @@ void delta_cases(std::vector<OpCase>& cases) {
                                     .memory = {.runs = {{0, count}}, .prompt_runs = 1}});
 }
 
+/// Qwen3.5-27B: what stands between its products, for a generated token and a prompt.
+void row_cases(std::vector<OpCase>& cases) {
+    struct Row {
+        FusedKind kind;
+        int64_t k, head;
+    };
+    for (const int32_t t : {1, 2048}) {
+        const int32_t prompt = t > 1 ? t : 0;
+        for (const Row& row :
+             {Row{FusedKind::kRmsNormInput, 5120, 64}, Row{FusedKind::kPrepare, 17408, 64},
+              Row{FusedKind::kGluInput, 17408, 64}, Row{FusedKind::kGluInput, 6144, 256},
+              Row{FusedKind::kGatedRmsNormInput, 6144, 128}})
+            append(cases, FusedCase{.kind = row.kind,
+                                    .weight = DType::kNVFP4,
+                                    .k = row.k,
+                                    .t = t,
+                                    .prompt_rows = prompt,
+                                    .glu = row.head == 256 ? Glu::kSigmoid : Glu::kSwiGlu,
+                                    .head = row.head});
+        append(cases, NormCase{.shape = {t, 5120}});
+        const MemoryCase memory{.runs = {{64, t}}, .prompt_runs = prompt > 0 ? 1 : 0};
+        append(cases,
+               DeltaInputCase{
+                   .key_heads = 16, .key_size = 128, .heads = 48, .size = 128, .memory = memory});
+        append(cases, PagedCase{.kind = PagedKind::kQkNormRopeStore,
+                                .heads = 24,
+                                .kv_heads = 4,
+                                .head_size = 256,
+                                .type_k = DType::kBF16,
+                                .type_v = DType::kBF16,
+                                .runs = {{64, t}},
+                                .prompt_runs = prompt > 0 ? 1 : 0,
+                                .rope = {.pairs = RopePairs::kHalves, .rotary = 64, .base = 1e7f}});
+    }
+}
+
 }  // namespace
 
 void add_card_perf_cases(std::vector<OpCase>& cases) {
     product_cases(cases);
+    row_cases(cases);
     decoded_cases(cases);
     narrow_cases(cases);
     attention_cases(cases);

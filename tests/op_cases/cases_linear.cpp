@@ -90,8 +90,7 @@ void narrow_sweep(std::vector<OpCase>& cases) {
             for (const size_t other : {0, 2}) {
                 const int64_t k = kDepths[turn % std::size(kDepths)];
                 // A few results may by chance all be far below the typical one.
-                const int32_t t =
-                    std::max(kRows[(turn + other) % std::size(kRows)], n < 16 ? 17 : 1);
+                const int32_t t = kRows[(turn + other) % std::size(kRows)] + (n < 16 ? 16 : 0);
                 add(cases, {.weight = format,
                             .n = n,
                             .k = fits(format, k) ? k : 1280,
@@ -256,6 +255,37 @@ void fused_sweep(std::vector<OpCase>& cases) {
                        .prompt_rows = prompt ? 5 : 0});
 }
 
+/// Rows that become inputs: lengths in the registers of a warp or a block and beyond (256, 9216),
+/// pieces whose pairs of columns can be exchanged between lanes (multiples of 32) and others, more
+/// heads than a block has warps, and squares that leave f32.
+void input_sweep(std::vector<OpCase>& cases) {
+    const auto add_fused = [&](FusedKind kind, int64_t k, int32_t t, int64_t head,
+                               float magnitude) {
+        append(cases, FusedCase{.kind = kind,
+                                .weight = DType::kNVFP4,
+                                .k = k,
+                                .t = t,
+                                .prompt_rows = t - t / 3,
+                                .magnitude = magnitude,
+                                .head = head});
+    };
+    for (const FusedKind kind : {FusedKind::kRmsNormInput, FusedKind::kPrepare})
+        for (const int64_t k : {96, 256, 288, 1000, 5120, 9216, 9248, 17408})
+            for (const int32_t t : {1, 3}) add_fused(kind, k, t, 64, 4.0f);
+    struct Heads {
+        int64_t size, count;
+    };
+    for (const FusedKind kind : {FusedKind::kGluInput, FusedKind::kGatedRmsNormInput})
+        for (const Heads& heads : {Heads{32, 61}, Heads{80, 4}, Heads{100, 3}, Heads{128, 48},
+                                   Heads{160, 7}, Heads{256, 26}, Heads{320, 2}})
+            for (const int32_t t : {1, 3, 150})
+                if (t < 150 || heads.count < 8)
+                    add_fused(kind, heads.size * heads.count, t, heads.size, 4.0f);
+    for (const float magnitude : {1e-20f, 1e19f})
+        for (const int64_t head : {64, 128, 320})
+            add_fused(FusedKind::kGatedRmsNormInput, 640, 2, head, magnitude);
+}
+
 }  // namespace
 
 void add_linear_cases(std::vector<OpCase>& cases) {
@@ -266,6 +296,7 @@ void add_linear_cases(std::vector<OpCase>& cases) {
     mixed_sweep(cases);
     magnitude_sweep(cases);
     fused_sweep(cases);
+    input_sweep(cases);
 }
 
 std::vector<OpCase> all_cases() {

@@ -276,6 +276,7 @@ Cost cost_of(const FusedCase& c) {
     const auto n = static_cast<double>(c.n);
     const auto k = static_cast<double>(c.k);
     const double third = static_cast<double>((c.n + 2) / 3);
+    const double input_bytes = c.weight == DType::kF32 ? 4.0 : 2.0;  // an element of the result
     switch (c.kind) {
         case FusedKind::kLinearGlu:
             return {4.0 * t * n * k, 2.0 * weight_bytes(c.weight, c.n, c.k) + 4.0 * t * (n + k)};
@@ -285,11 +286,12 @@ Cost cost_of(const FusedCase& c) {
                         4.0 * t * (n + 2.0 * third + k)};
         case FusedKind::kRmsNormInput:
         case FusedKind::kPrepare:
+            return {0.0, (4.0 + input_bytes) * t * k};
         case FusedKind::kGluInput:
         case FusedKind::kGatedRmsNormInput:
             break;
     }
-    return {0.0, 8.0 * t * k};
+    return {0.0, (8.0 + input_bytes) * t * k};
 }
 Cost cost_of(const NormCase& c) {
     return {0.0, 8.0 * elements(c.shape)};

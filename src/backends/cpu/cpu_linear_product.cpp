@@ -9,6 +9,7 @@
 
 #include "backends/cpu/cpu_linear.h"
 #include "core/error.h"
+#include "ops/checks.h"
 
 namespace tessera::cpu {
 namespace {
@@ -355,10 +356,7 @@ void CpuOps::linear(Exec& ex,
                     const Tensor& bias,
                     const Tensor& out,
                     Accumulate accumulate) {
-    check(weight.experts == 1 && x.cols == weight.cols && out.rank == 2 && out.rows() == x.rows &&
-              out.cols() == weight.rows,
-          "linear: shapes");
-    check(bias.absent() || bias.elements() == weight.rows, "linear: bias");
+    check_linear(x, weight, bias, out);
     for (const Family& family : families(ex.prompt_rows, x.rows)) {
         if (family.rows == 0) continue;
         Product product = product_of(*linear_->kernels, pool_, x, weight, nullptr, family);

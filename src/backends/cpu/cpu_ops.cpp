@@ -225,19 +225,8 @@ ActWants CpuOps::wants(DType weight_format, int32_t /*experts*/) const {
     return linear_->wants(weight_format);
 }
 
-OpCount& CpuOps::counter(std::string_view op, Operands operands, std::string_view fallback) {
-    for (OpCount& count : counts_)
-        if (count.name == op && count.operands == operands && count.fallback == fallback)
-            return count;
-    OpCount& fresh = counts_.emplace_back();
-    fresh.name = op;
-    fresh.operands = operands;
-    fresh.fallback = fallback;
-    return fresh;
-}
-
 void CpuOps::note_composed(const Exec& ex, std::string_view op, std::string_view fallback) {
-    if (!ex.planning()) ++counter(op, Operands::kF32, fallback).calls;
+    if (!ex.planning()) ++count_of(counts_, op, Operands::kF32, fallback).calls;
 }
 
 CpuOps::Timed::Timed(CpuOps& ops,
@@ -247,7 +236,7 @@ CpuOps::Timed::Timed(CpuOps& ops,
                      Operands operands,
                      std::string_view fallback)
     : ops_(ops) {
-    OpCount& count = ops.counter(op, operands, fallback);
+    OpCount& count = count_of(ops.counts_, op, operands, fallback);
     index_ = static_cast<size_t>(&count - ops.counts_.data());
     ++count.calls;
     count.flops += flops;

@@ -211,8 +211,6 @@ class CpuOps final : public Ops {
     std::byte* map(size_t bytes, bool huge_pages);
     std::byte* carve(Chunk& chunk, size_t bytes, bool huge_pages);
     std::byte* allocate_weight(size_t bytes);
-    /// The counter of calls of this kind.
-    OpCount& counter(std::string_view op, Operands operands, std::string_view fallback);
     /// Counts that an op whose kernel does not take these operands is composed of others instead.
     void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);
     /// Bytes a second that all threads read of memory; 0: too little is free to tell.

@@ -108,19 +108,8 @@ void CudaOps::reset_op_counts() {
                "clearing a counter");
 }
 
-OpCount& CudaOps::counter(std::string_view name, Operands operands, std::string_view fallback) {
-    for (OpCount& count : counts_)
-        if (count.name == name && count.operands == operands && count.fallback == fallback)
-            return count;
-    OpCount& fresh = counts_.emplace_back();
-    fresh.name = name;
-    fresh.operands = operands;
-    fresh.fallback = fallback;
-    return fresh;
-}
-
 void CudaOps::note_composed(const Exec& ex, std::string_view op, std::string_view fallback) {
-    if (!ex.planning()) ++counter(op, Operands::kF32, fallback).calls;
+    if (!ex.planning()) ++count_of(counts_, op, Operands::kF32, fallback).calls;
 }
 
 CudaOps::Timed::Timed(CudaOps& ops, std::string_view op, double flops, double bytes)
@@ -146,7 +135,7 @@ CudaOps::Timed::~Timed() {
     const bool timed = span_ < spans.size();
     if (timed) cudaEventRecord(spans[span_].end, ops_.device_->stream());
     const LaunchNotes notes = ops_.device_->take_notes();
-    OpCount& count = ops_.counter(name_, notes.operands, notes.fallback);
+    OpCount& count = count_of(ops_.counts_, name_, notes.operands, notes.fallback);
     ++count.calls;
     count.flops += flops_;
     count.bytes += bytes_;

@@ -210,8 +210,6 @@ class CudaOps final : public Ops {
     struct Timing;  ///< events that have not been read yet
     struct Upload;  ///< pinned buffers that weights pass through
 
-    /// The counter of calls of this kind.
-    OpCount& counter(std::string_view name, Operands operands, std::string_view fallback);
     /// Counts that an op whose kernel does not take these operands is composed of others instead.
     void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);
 

@@ -9,6 +9,7 @@
 
 #include "backends/reference/reference_class.h"
 #include "core/numeric.h"
+#include "ops/checks.h"
 
 namespace tessera::reference {
 namespace {
@@ -243,9 +244,7 @@ void ReferenceOps::linear(Exec& ex,
                           const Tensor& bias,
                           const Tensor& out,
                           Accumulate accumulate) {
-    check(x.cols == weight.cols && out.rows() == x.rows && out.cols() == weight.rows,
-          "linear: shapes");
-    check(bias.absent() || bias.elements() == weight.rows, "linear: bias");
+    check_linear(x, weight, bias, out);
     const Scope scope(ex.arena);
     const int64_t cols = weight.cols;
     const Tensor weight_row = ex.arena.allocate(DType::kF32, {cols});

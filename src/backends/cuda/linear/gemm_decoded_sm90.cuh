@@ -16,35 +16,29 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backends/cuda/linear/product.cuh"
-#include "backends/cuda/ptx/cluster.cuh"
-#include "backends/cuda/ptx/mbarrier.cuh"
-#include "backends/cuda/ptx/setmaxnreg.cuh"
-#include "backends/cuda/ptx/tma.cuh"
-#include "backends/cuda/ptx/wgmma.cuh"
-#include "backends/cuda/tensor_map.h"
+#include "backends/cuda/linear/hopper_tiles.cuh"
 
 namespace tessera::cuda {
 namespace sm90_decoded {
 
-inline constexpr int kColumns = 64;  ///< of a stage
+using hopper::kBlocks;
+using hopper::kBoxRows;
+using hopper::kFeatures;
+using hopper::kThreads;
+using hopper::kWarpgroups;
+
+inline constexpr int kColumns = 64;  ///< of a stage: a row of hopper::x_map
 inline constexpr int kStageUnits = kColumns / kUnit;
 inline constexpr int kRowBytes = kColumns * 2;
 inline constexpr int kStepsOfWgmma = kColumns / 16;
 inline constexpr int kStages = 4;
-inline constexpr int kWarpgroups = 2;  ///< that multiply
-inline constexpr int kFeatures = 64 * kWarpgroups;
 inline constexpr int kMostTokens = 256;
-inline constexpr int kThreads = 128 * (kWarpgroups + 1);
-inline constexpr int kBlocks = 2;    ///< of a cluster
-inline constexpr int kBoxRows = 32;  ///< tokens of a copy
-inline constexpr int kDecoders = 4;  ///< warps
 inline constexpr int kOwnUnits = 2;  ///< of a stage, that a thread decodes
 inline constexpr int kOwnRows = 64;  ///< features between them
-/// Registers of a thread that decodes and of one that multiplies; see gemm_sm90.cuh.
+/// Registers of a thread that decodes and of one that multiplies; see hopper_tiles.cuh.
 inline constexpr int kDecoderRegisters = 104, kProductRegisters = 200;
 static_assert(kDecoderRegisters + kWarpgroups * kProductRegisters <=
-              (1 + kWarpgroups) * (65536 / kThreads / 8 * 8));
+              (1 + kWarpgroups) * hopper::kLaunchRegisters);
 
 struct Operands {
     Product product;
@@ -167,12 +161,10 @@ __device__ __forceinline__ void produce_format(const CUtensorMap* x_map,
     }
 }
 
-/// Tells the blocks that read the same tokens that this warp has read a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
     // What all lanes have read comes before what one of them says.
     __syncwarp();
-    const uint32_t lane = threadIdx.x % 32;
-    if (lane < kBlocks) barrier_arrive_at(empty, lane);
+    hopper::release(empty);
 }
 
 /// Stores this thread's part of a tile; with Add to what is there, which is loaded in batches.
@@ -276,14 +268,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ Operands p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared*>(memory);
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (int i = 0; i < kStages; ++i) {
-            barrier_init(&shared.full[i], 1 + kDecoders);
-            barrier_init(&shared.empty[i], kWarpgroups * 4 * kBlocks);
-        }
-        barrier_init_fence();
-    }
+    hopper::init_barriers(shared.full, shared.empty);
     cluster_meet();
     if (threadIdx.x < 128) {
         fewer_registers<kDecoderRegisters>();
@@ -318,23 +303,15 @@ inline void cut_tiles(Operands& p, int clusters) {
 
 void run_decoded_sm90(Device& device, DType format, const Product& product) {
     namespace here = sm90_decoded;
-    const int clusters = std::max(device.multiprocessors() / here::kBlocks, 1);
+    const int clusters = hopper::clusters_of(device.multiprocessors());
     here::Operands p{};
     p.product = product;
     p.format = format;
     p.steps = static_cast<int32_t>(2 * ceil_div(product.units, 2 * here::kStageUnits));
     here::cut_tiles(p, clusters);
-    const CUtensorMap x_map = tensor_map(
-        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-         .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
-         .data = product.x,
-         .axes = 2,
-         .shape = {static_cast<uint64_t>(product.k), static_cast<uint64_t>(product.rows)},
-         .stride_bytes = {static_cast<uint64_t>(product.x_stride) * 2},
-         .box = {here::kColumns, here::kBoxRows}});
     device.launch("gemm_decoded_sm90", here::kernel,
                   dim3(static_cast<unsigned>(std::min(p.items, clusters) * here::kBlocks)),
-                  dim3(here::kThreads), sizeof(here::Shared), x_map, p);
+                  dim3(here::kThreads), sizeof(here::Shared), hopper::x_map<2>(product), p);
 }
 
 }  // namespace tessera::cuda

@@ -27,24 +27,10 @@
 
 #include "backends/cuda/linear/gemm_sm90_operands.cuh"
 #include "backends/cuda/linear/gemm_sm90_store.cuh"
-#include "backends/cuda/ptx/cluster.cuh"
-#include "backends/cuda/ptx/load_shared.cuh"
-#include "backends/cuda/ptx/opaque.cuh"
-#include "backends/cuda/ptx/permute.cuh"
-#include "backends/cuda/ptx/setmaxnreg.cuh"
-#include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma_sizes.cuh"
-#include "backends/cuda/tensor_map.h"
 
 namespace tessera::cuda {
 namespace sm90 {
-
-/// Registers of a thread that brings operands and of one that multiplies. A block owns those it was
-/// launched with, an equal share a thread in units of eight: asking for more waits for ever.
-inline constexpr int kLoaderRegisters = 40, kProductRegisters = 232;
-inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-static_assert(kLoaderRegisters + kWarpgroups * kProductRegisters <=
-              (1 + kWarpgroups) * kLaunchRegisters);
 
 /// Eight doubled E2M1 values as four pairs of bf16. The first words of the tables come from shared
 /// memory: an instruction holds one constant only, and the compiler would move others to a register
@@ -81,35 +67,6 @@ __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, uint32_t scales, b
     const __nv_bfloat162 out = __hmul2(bf16_pair(pair), both);
     return *reinterpret_cast<const uint32_t*>(&out);
 }
-
-/// Scales of the four units of a stage of one row, as they lie in memory.
-template <DType F>
-struct StageScales {
-    static constexpr int kUnitBytes = layout_of(F).group_bytes;
-    static constexpr int kBytes = kUnitBytes * kStageUnits;
-    static_assert(layout_of(F).group_units == 1 && kBytes <= 8, "a scale or two a unit");
-    uint32_t words[2];
-
-    static __device__ __forceinline__ StageScales load(const Operands& p,
-                                                       const uint8_t* row,
-                                                       int64_t unit) {
-        const uint8_t* from = row + kUnitBytes * unit;
-        if (p.scales_aligned) {
-            if constexpr (kBytes == 8) {
-                const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
-                return {{two.x, two.y}};
-            } else {
-                return {{load_word<uint32_t>(from), 0}};
-            }
-        }
-        StageScales out{};
-#pragma unroll
-        for (int i = 0; i < kBytes; ++i)
-            if (unit + i / kUnitBytes < p.units)
-                out.words[i / 4] |= load_word<uint8_t>(from + i) << (8 * (i % 4));
-        return out;
-    }
-};
 
 /// Halves of the scales as bf16, two a word: units 0 to 3 for the first 16 values of a unit, then
 /// for the second.
@@ -167,8 +124,8 @@ __device__ __forceinline__ void produce(const Maps& maps, const Operands& p, con
         const int end = first + (item.end_chunk - 1 - item.first_chunk) * p.cut.chunks.each +
                         stages_of(p, item.end_chunk - 1);
         for (int step = first; step < end; ++step) {
-            const auto raw =
-                StageScales<F>::load(p, scales, static_cast<int64_t>(step) * kStageUnits);
+            const auto raw = StageScales<F>::load(scales, int64_t{step} * kStageUnits, p.units,
+                                                  p.scales_aligned);
             Fixed& fixed = memory.fixed();
             barrier_wait(&fixed.empty[ring.slot], ring.parity ^ 1);
             Barrier* full = &fixed.full[ring.slot];
@@ -198,12 +155,6 @@ __device__ __forceinline__ void produce(const Maps& maps, const Operands& p, con
             ring.next(memory.stages);
         }
     }
-}
-
-/// Tells the blocks that read the same tokens that this warp has read a stage.
-__device__ __forceinline__ void release(Barrier* empty) {
-    const uint32_t lane = threadIdx.x % 32;
-    if (lane < kBlocks) barrier_arrive_at(empty, lane);
 }
 
 /// What a thread needs in all products of a chunk.
@@ -305,7 +256,7 @@ __device__ __forceinline__ void multiply(const Memory& memory,
             }
             wgmma_wait<1>();
             // All products of the stage before are done.
-            if (unit == 0 && step > 0) release(&fixed.empty[before]);
+            if (unit == 0 && step > 0) hopper::release(&fixed.empty[before]);
             if (unit + 1 < kStageUnits)
                 decode(unit + 1);
             else if (!last)
@@ -313,7 +264,7 @@ __device__ __forceinline__ void multiply(const Memory& memory,
         }
     }
     wgmma_wait<0>();
-    release(&fixed.empty[ring.before(memory.stages)]);
+    hopper::release(&fixed.empty[ring.before(memory.stages)]);
 #pragma unroll
     for (int i = 0; i < Tokens / 2; ++i) all[i] = sums[i];
 }
@@ -421,23 +372,18 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     }
     cluster_meet();
     if (threadIdx.x < 128) {
-        fewer_registers<kLoaderRegisters>();
+        fewer_registers<hopper::kLoaderRegisters>();
         if (p.format == DType::kNVFP4)
             produce<DType::kNVFP4, kGated>(maps, p, memory);
         else
             produce<DType::kMXFP4, kGated>(maps, p, memory);
     } else {
-        more_registers<kProductRegisters>();
+        more_registers<hopper::kProductRegisters>();
         consume<kGated>(maps, p, memory);
     }
     __syncwarp();
     // Shared memory stays until nobody writes to it any more.
     cluster_meet();
-}
-
-/// Clusters that a card holds at a time.
-inline int clusters_of(int multiprocessors) {
-    return std::max(multiprocessors / kBlocks, 1);
 }
 
 /// The operands of a product; `features` of a block.
@@ -458,7 +404,7 @@ inline Operands operands_of(const Product& product,
     p.format = format;
     p.scales_aligned =
         product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % 8 == 0;
-    const int clusters = clusters_of(device.multiprocessors());
+    const int clusters = hopper::clusters_of(device.multiprocessors());
     p.cut = cut_tiles(product.rows, ceil_div(product.n, int64_t{features} * kBlocks), product.k,
                       clusters);
     p.stages = stage_count(p.cut.tile);
@@ -471,26 +417,6 @@ inline Operands operands_of(const Product& product,
     return p;
 }
 
-inline CUtensorMap x_map(const Product& product) {
-    return tensor_map(
-        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-         .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
-         .data = product.x,
-         .axes = 2,
-         .shape = {static_cast<uint64_t>(product.k), static_cast<uint64_t>(product.rows)},
-         .stride_bytes = {static_cast<uint64_t>(product.x_stride) * 2},
-         .box = {kHalfColumns, kBoxRows}});
-}
-inline CUtensorMap weight_map(const Product& product, const uint8_t* codes, uint32_t features) {
-    const auto bytes = static_cast<uint64_t>(product.units) * kPieceBytes;
-    return tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
-                       .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
-                       .data = codes,
-                       .axes = 2,
-                       .shape = {bytes, static_cast<uint64_t>(product.n)},
-                       .stride_bytes = {bytes},
-                       .box = {kWeightRowBytes, features}});
-}
 inline CUtensorMap out_map(const Product& product, void* out) {
     return tensor_map(
         {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -504,7 +430,7 @@ inline CUtensorMap out_map(const Product& product, void* out) {
 
 template <bool kGated>
 void launch(Device& device, const Maps& maps, const Operands& p) {
-    const int clusters = std::min(p.cut.items, clusters_of(device.multiprocessors()));
+    const int clusters = std::min(p.cut.items, hopper::clusters_of(device.multiprocessors()));
     device.launch(kGated ? "gemm_sm90_glu" : "gemm_sm90", kernel<kGated>,
                   dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
                   shared_bytes(p.cut.tile), maps, p);

@@ -6,11 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/linear/hopper_blocks.h"
+
 namespace tessera::cuda::sm90 {
 
-inline constexpr int kStageColumns = 128;
-inline constexpr int kWarpgroups = 2;     ///< that multiply
-inline constexpr int kBlocks = 2;         ///< of a cluster, for the same tokens
+using hopper::kBlocks;
+using hopper::kStageColumns;
+using hopper::kWarpgroups;
+
 inline constexpr int kTileStep = 32;      ///< tokens of a tile are a multiple
 inline constexpr int kLeastTile = 64;     ///< smaller ones take as long
 inline constexpr int kLargestTile = 256;  ///< what the registers of a block hold

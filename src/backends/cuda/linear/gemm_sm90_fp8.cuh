@@ -27,11 +27,8 @@
 namespace tessera::cuda {
 namespace sm90_fp8 {
 
-using hopper::Item;
-using hopper::item_of;
 using hopper::kBlocks;
 using hopper::kFeatures;
-using hopper::kLoaders;
 using hopper::kStageColumns;
 using hopper::kStageUnits;
 using hopper::kThreads;
@@ -300,24 +297,12 @@ __device__ __forceinline__ void multiply_item(const Operands& operands,
 }
 
 template <int Max>
-__device__ __forceinline__ void consume(const Operands& operands, Shared<Max>& shared) {
-    const hopper::Operands& p = operands.base;
+__device__ __forceinline__ void consume(const Operands& p, Shared<Max>& shared) {
     Ring<Shared<Max>::kStages> ring;
-    const float outer = p.outer[0];
-    const int block = static_cast<int>(block_in_cluster());
-    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
-         index += static_cast<int>(gridDim.x) / kBlocks) {
-        const Item item = item_of(p, index);
-        if (item.token >= p.rows) continue;
-        const int64_t feature = (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures;
-        if constexpr (Max == 256)
-            if (item.count == 256)
-                multiply_item<256>(operands, shared, ring, item.token, feature, outer);
-        if constexpr (Max >= 128)
-            if (item.count == 128)
-                multiply_item<128>(operands, shared, ring, item.token, feature, outer);
-        if (item.count == 64) multiply_item<64>(operands, shared, ring, item.token, feature, outer);
-    }
+    const float outer = p.base.outer[0];
+    hopper::consume<Max>(p.base, [&]<int Tokens>(int64_t token, int64_t feature) {
+        multiply_item<Tokens>(p, shared, ring, token, feature, outer);
+    });
 }
 
 template <DType F, int Max>
@@ -327,14 +312,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
            const __grid_constant__ Operands p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<Max>*>(memory);
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (int i = 0; i < Shared<Max>::kStages; ++i) {
-            barrier_init(&shared.full[i], 1 + kLoaders);
-            barrier_init(&shared.empty[i], kWarpgroups * 4 * kBlocks);
-        }
-        barrier_init_fence();
-    }
+    hopper::init_barriers(shared.full, shared.empty);
     if (threadIdx.x < kTableEntries)
         shared.table[threadIdx.x] = table_entry(static_cast<int>(threadIdx.x));
     cluster_meet();
@@ -378,7 +356,7 @@ void launch(Device& device, const Product& product, const Operands& p) {
     const int clusters = std::min(p.base.items, hopper::clusters_of(device.multiprocessors()));
     device.launch("gemm_sm90_fp8", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
                   dim3(kThreads), sizeof(Shared<Max>), hopper::x_map<1>(product),
-                  hopper::weight_map(product), p);
+                  hopper::weight_map(product, product.codes, kFeatures), p);
 }
 
 }  // namespace sm90_fp8

@@ -4,19 +4,20 @@
 #include <cuda.h>
 
 #include "backends/cuda/linear/gemm_sm90_cut.h"
-#include "backends/cuda/linear/product.cuh"
-#include "backends/cuda/ptx/mbarrier.cuh"
-#include "backends/cuda/ptx/opaque.cuh"
+#include "backends/cuda/linear/hopper_tiles.cuh"
 
 namespace tessera::cuda::sm90 {
 
-inline constexpr int kStageUnits = kStageColumns / kUnit;
+using hopper::kBoxRows;
+using hopper::kLoaders;
+using hopper::kStageUnits;
+using hopper::kThreads;
+using hopper::kWeightRowBytes;
+using hopper::StageScales;
+
 inline constexpr int kHalfColumns = 64;             ///< a row of 128 bytes of bf16
 inline constexpr int kTileRows = 64 * kWarpgroups;  ///< of weights, in a block
-inline constexpr int kThreads = 128 * (kWarpgroups + 1);
-inline constexpr int kWeightRowBytes = kStageUnits * kPieceBytes;
-inline constexpr int kBoxRows = kTileStep;  ///< tokens of a copy
-inline constexpr int kLoaders = 4;          ///< warps that bring operands
+static_assert(kBoxRows == kTileStep, "copies bring whole steps of a tile");
 
 /// Features of a block: its rows, or half of them where gate and up share them.
 template <bool kGated>

@@ -2,8 +2,10 @@
 // from its kind and from the format of its activations, never from how many rows there are.
 #include <algorithm>
 
+#include "backends/cuda/linear/by_format.h"
 #include "backends/cuda/linear/linear.h"
 #include "backends/cuda/linear/product.cuh"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 namespace {
@@ -28,34 +30,7 @@ bool starts_aligned(const Tensor& rows, size_t element_bytes, size_t alignment) 
 using Run = void (*)(Device&, Product&);
 
 Run gemm_of(DType format) {
-    switch (format) {
-        case DType::kF16:
-            return run_gemm<DType::kF16>;
-        case DType::kBF16:
-            return run_gemm<DType::kBF16>;
-        case DType::kQ4_0:
-            return run_gemm<DType::kQ4_0>;
-        case DType::kQ4_1:
-            return run_gemm<DType::kQ4_1>;
-        case DType::kQ5_0:
-            return run_gemm<DType::kQ5_0>;
-        case DType::kQ5_1:
-            return run_gemm<DType::kQ5_1>;
-        case DType::kQ8_0:
-            return run_gemm<DType::kQ8_0>;
-        case DType::kQ4_K:
-            return run_gemm<DType::kQ4_K>;
-        case DType::kQ5_K:
-            return run_gemm<DType::kQ5_K>;
-        case DType::kQ6_K:
-            return run_gemm<DType::kQ6_K>;
-        case DType::kMXFP4:
-            return run_gemm<DType::kMXFP4>;
-        case DType::kNVFP4:
-            return run_gemm<DType::kNVFP4>;
-        default:
-            return nullptr;
-    }
+    return by_format(format, []<DType F>() -> Run { return run_gemm<F>; });
 }
 
 /// The product of rows of e4m3, null where there is none.
@@ -84,36 +59,8 @@ bool decodes_apart([[maybe_unused]] const Device& device, [[maybe_unused]] DType
 }
 
 Run gemv_of(DType format) {
-    switch (format) {
-        case DType::kF32:
-            return run_gemv<DType::kF32>;
-        case DType::kF16:
-            return run_gemv<DType::kF16>;
-        case DType::kBF16:
-            return run_gemv<DType::kBF16>;
-        case DType::kQ4_0:
-            return run_gemv<DType::kQ4_0>;
-        case DType::kQ4_1:
-            return run_gemv<DType::kQ4_1>;
-        case DType::kQ5_0:
-            return run_gemv<DType::kQ5_0>;
-        case DType::kQ5_1:
-            return run_gemv<DType::kQ5_1>;
-        case DType::kQ8_0:
-            return run_gemv<DType::kQ8_0>;
-        case DType::kQ4_K:
-            return run_gemv<DType::kQ4_K>;
-        case DType::kQ5_K:
-            return run_gemv<DType::kQ5_K>;
-        case DType::kQ6_K:
-            return run_gemv<DType::kQ6_K>;
-        case DType::kMXFP4:
-            return run_gemv<DType::kMXFP4>;
-        case DType::kNVFP4:
-            return run_gemv<DType::kNVFP4>;
-        default:
-            return nullptr;
-    }
+    if (format == DType::kF32) return run_gemv<DType::kF32>;
+    return by_format(format, []<DType F>() -> Run { return run_gemv<F>; });
 }
 
 /// Why prompt rows do without the card's best kernel; empty where they have it. `general`: they run
@@ -267,9 +214,7 @@ void CudaOps::linear(Exec& ex,
                      const Tensor& bias,
                      const Tensor& out,
                      Accumulate accumulate) {
-    check(x.cols == weight.cols && out.rows() == x.rows && out.cols() == weight.rows,
-          "linear: shapes");
-    check(bias.absent() || bias.elements() == weight.rows, "linear: bias");
+    check_linear(x, weight, bias, out);
     const Scope scope(ex.arena);
     std::byte* const sums = allocate_sums(ex, *device_, weight);
     if (ex.planning() || x.rows == 0) return;

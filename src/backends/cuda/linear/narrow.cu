@@ -4,40 +4,18 @@
 #include <array>
 #include <vector>
 
+#include "backends/cuda/linear/by_format.h"
 #include "backends/cuda/linear/product.cuh"
+#include "ops/checks.h"
 
 namespace tessera::cuda {
 
 void launch_narrow(Device& device, DType format, std::span<const Product> products) {
     device.note_operands(Operands::k16Bits);
-    switch (format) {
-        case DType::kF16:
-            return run_narrow<DType::kF16>(device, products);
-        case DType::kBF16:
-            return run_narrow<DType::kBF16>(device, products);
-        case DType::kQ4_0:
-            return run_narrow<DType::kQ4_0>(device, products);
-        case DType::kQ4_1:
-            return run_narrow<DType::kQ4_1>(device, products);
-        case DType::kQ5_0:
-            return run_narrow<DType::kQ5_0>(device, products);
-        case DType::kQ5_1:
-            return run_narrow<DType::kQ5_1>(device, products);
-        case DType::kQ8_0:
-            return run_narrow<DType::kQ8_0>(device, products);
-        case DType::kQ4_K:
-            return run_narrow<DType::kQ4_K>(device, products);
-        case DType::kQ5_K:
-            return run_narrow<DType::kQ5_K>(device, products);
-        case DType::kQ6_K:
-            return run_narrow<DType::kQ6_K>(device, products);
-        case DType::kMXFP4:
-            return run_narrow<DType::kMXFP4>(device, products);
-        case DType::kNVFP4:
-            return run_narrow<DType::kNVFP4>(device, products);
-        default:
-            check(false, "narrow: no kernel for a weight of this format");
-    }
+    using Run = void (*)(Device&, std::span<const Product>);
+    const Run run = by_format(format, []<DType F>() -> Run { return run_narrow<F>; });
+    check(run != nullptr, "narrow: no kernel for a weight of this format");
+    run(device, products);
 }
 
 namespace {
@@ -105,12 +83,8 @@ void CudaOps::linear_many(Exec& ex,
         }
         const Timed timed(*this, product_label("linear_many", weights[first]->format, "narrow"),
                           cost.flops, cost.bytes);
-        for (const size_t i : std::span(chosen.data(), count)) {
-            check(x.cols == weights[i]->cols && outs[i].rows() == x.rows, "linear_many: shapes");
-            check(outs[i].cols() == weights[i]->rows, "linear_many: shapes");
-            check(biases[i].absent() || biases[i].elements() == weights[i]->rows,
-                  "linear_many: bias");
-        }
+        for (const size_t i : std::span(chosen.data(), count))
+            check_linear(x, *weights[i], biases[i], outs[i]);
         launch_together(*device_, {x, weights, biases, outs}, {chosen.data(), count}, prompt);
     }
 }

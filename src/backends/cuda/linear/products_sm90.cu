@@ -6,8 +6,8 @@ namespace tessera::cuda {
 void run_gemm_sm90(Device& device, const Product& product, DType format) {
     const sm90::Operands p = sm90::operands_of(product, format, sm90::kFeatures<false>, device);
     sm90::Maps maps{};
-    maps.x = sm90::x_map(product);
-    maps.weights = sm90::weight_map(product, product.codes, sm90::kFeatures<false>);
+    maps.x = hopper::x_map<2>(product);
+    maps.weights = hopper::weight_map(product, product.codes, sm90::kFeatures<false>);
     sm90::launch<false>(device, maps, p);
 }
 
@@ -18,9 +18,9 @@ void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, D
     p.up_outer = with.outer;
     p.glu = with.kind;
     sm90::Maps maps{};
-    maps.x = sm90::x_map(gate);
-    maps.weights = sm90::weight_map(gate, gate.codes, sm90::kFeatures<true>);
-    maps.up = sm90::weight_map(gate, with.codes, sm90::kFeatures<true>);
+    maps.x = hopper::x_map<2>(gate);
+    maps.weights = hopper::weight_map(gate, gate.codes, sm90::kFeatures<true>);
+    maps.up = hopper::weight_map(gate, with.codes, sm90::kFeatures<true>);
     maps.out = sm90::out_map(gate, with.out);
     sm90::launch<true>(device, maps, p);
 }

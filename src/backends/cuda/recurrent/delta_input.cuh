@@ -20,7 +20,7 @@ namespace tessera::cuda {
 
 constexpr int32_t kPieceCols = 128;  ///< a warp's columns at most
 constexpr int32_t kPieceWarps = 4;   ///< of a block, a piece each
-constexpr int32_t kPieceAhead = 4;   ///< rows whose loads are under way together
+constexpr int32_t kPieceAhead = 4;   ///< rows that are loaded, and worked on, together
 static_assert(32 * kPieceWarps == kGateThreads, "blocks of gates are blocks of this kernel");
 
 struct DeltaInputArgs {
@@ -120,22 +120,47 @@ struct FourColumns {
 #pragma unroll
         for (int32_t i = 0; i < W - 1; ++i) store<W - 1>(flat[i], slot_memory(slot), 4 * i);
     }
-    /// Convolved four of a row to its place.
-    __device__ __forceinline__ void finish(int32_t row, rows::Four four) const {
+    /// Convolved fours of `count` rows to their places; zeros behind them.
+    __device__ __forceinline__ void finish(int32_t row,
+                                           int32_t count,
+                                           rows::Four (&fours)[kPieceAhead]) const {
         if (normed) {
-            const auto for_each = [&four](const auto& f) {
+            float factors[kPieceAhead];
+            rows::norm_factors<rows::NormKind::kL2>(fours, count, args.key_size, args.eps, factors);
 #pragma unroll
-                for (int32_t i = 0; i < 4; ++i) f(four.value[i]);
-            };
-            rows::Sum sum{0.0f, 0.0f};
-            for_each([&sum](float value) { sum.add_square(value); });
-            const float factor = rows::norm_factor<rows::NormKind::kL2, true>(
-                sum, for_each, args.key_size, args.eps);
-            rows::norm_scale(four, factor, nullptr, column, end, kVector);
+            for (int32_t i = 0; i < kPieceAhead; ++i)
+                rows::norm_scale(fours[i], factors[i], rows::Four{{1.0f, 1.0f, 1.0f, 1.0f}});
         }
+#pragma unroll
+        for (int32_t i = 0; i < kPieceAhead; ++i)
+            if (i < count) put(row + i, fours[i]);
+    }
+    __device__ __forceinline__ void put(int32_t row, const rows::Four& four) const {
         store<1>(four, args.conv.out + batch_row(row) * args.conv.out_stride, 0);
     }
 };
+
+/// The output at the newest input of a window, which then moves on.
+template <int W>
+__device__ __forceinline__ rows::Four convolve_four(const rows::Four (&taps)[W],
+                                                    const rows::Four& newest,
+                                                    rows::Four (&window)[W]) {
+    window[W - 1] = newest;
+    rows::Four four;
+#pragma unroll
+    for (int32_t c = 0; c < 4; ++c) {
+        float inputs[W], weights[W];
+#pragma unroll
+        for (int32_t j = 0; j < W; ++j) {
+            inputs[j] = window[j].value[c];
+            weights[j] = taps[j].value[c];
+        }
+        four.value[c] = convolved(inputs, weights);
+    }
+#pragma unroll
+    for (int32_t j = 0; j + 1 < W; ++j) window[j] = window[j + 1];
+    return four;
+}
 
 /// Rows [row, end) of a sequence.
 template <int W, bool kVector>
@@ -145,31 +170,28 @@ __device__ __forceinline__ void convolve_columns(const FourColumns<W, kVector>& 
     rows::Four taps[W], window[W];
     at.load_taps(taps);
     at.window_before(row, window);
-    for (; row < end; row += kPieceAhead) {
-        rows::Four ahead[kPieceAhead];
+    rows::Four ahead[kPieceAhead];
 #pragma unroll
-        for (int32_t i = 0; i < kPieceAhead; ++i)
-            if (row + i < end) ahead[i] = at.row_of(row + i);
+    for (int32_t i = 0; i < kPieceAhead; ++i)
+        if (row + i < end) ahead[i] = at.row_of(row + i);
+    // Rows of a group do not wait for each other, the next ones are under way meanwhile.
+    for (; row + kPieceAhead <= end; row += kPieceAhead) {
+        rows::Four fours[kPieceAhead];
 #pragma unroll
         for (int32_t i = 0; i < kPieceAhead; ++i) {
-            if (row + i >= end) break;
-            window[W - 1] = ahead[i];
-            rows::Four four;
-#pragma unroll
-            for (int32_t c = 0; c < 4; ++c) {
-                float inputs[W], weights[W];
-#pragma unroll
-                for (int32_t j = 0; j < W; ++j) {
-                    inputs[j] = window[j].value[c];
-                    weights[j] = taps[j].value[c];
-                }
-                four.value[c] = convolved(inputs, weights);
-            }
-            at.finish(row + i, four);
-#pragma unroll
-            for (int32_t j = 0; j + 1 < W; ++j) window[j] = window[j + 1];
+            fours[i] = convolve_four(taps, ahead[i], window);
+            if (row + i + kPieceAhead < end) ahead[i] = at.row_of(row + i + kPieceAhead);
         }
+        at.finish(row, kPieceAhead, fours);
     }
+    if (row >= end) return;
+    rows::Four fours[kPieceAhead];
+#pragma unroll
+    for (int32_t i = 0; i < kPieceAhead; ++i) {
+        fours[i] = rows::Four{{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (row + i < end) fours[i] = convolve_four(taps, ahead[i], window);
+    }
+    at.finish(row, end - row, fours);
 }
 
 /// What the memory holds behind the rows of a sequence; those of a tentative one go to the log.

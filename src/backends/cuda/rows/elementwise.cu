@@ -1,5 +1,7 @@
 // add, glu, glu_input, prepare and gather_rows: launches of elementwise.cuh.
 
+#include <limits>
+
 #include "backends/cuda/rows/elementwise.cuh"
 #include "backends/cuda/rows/input.h"
 #include "backends/cuda/rows/row_map.h"
@@ -8,14 +10,18 @@
 namespace tessera::cuda {
 namespace {
 
+/// `vector`: rows of operands and results start at multiples of 16 bytes.
 template <class Work>
 void launch_by_fours(
-    Device& device, std::string_view name, const Work& work, int64_t rows, int64_t cols) {
+    Device& device, std::string_view name, const Work& work, const Tensor& shape, bool vector) {
+    const int64_t cols = shape.cols();
     const int64_t per_row = ceil_div(cols, 4);
-    const int64_t count = rows * per_row;
-    const auto blocks = static_cast<uint32_t>(ceil_div(count, rows::kThreads));
-    device.launch(name, rows::by_fours_kernel<Work>, dim3(blocks), dim3(rows::kThreads), 0, work,
-                  count, per_row);
+    rows::Fours fours{.count = rows::row_count(shape) * per_row, .per_row = per_row, .divider = {}};
+    if (per_row <= std::numeric_limits<int32_t>::max())
+        fours.divider = rows::Divider(static_cast<uint32_t>(per_row));
+    device.launch(name, rows::by_fours_kernel<Work>,
+                  dim3(static_cast<uint32_t>(ceil_div(fours.count, rows::kThreads))),
+                  dim3(rows::kThreads), 0, work, fours, vector && cols % 4 == 0);
 }
 
 /// Dense operands as a single row: every thread then has four elements, however short the rows.
@@ -31,7 +37,6 @@ rows::GluOperands glu_operands(const Tensor& gate, const Tensor& up, Glu kind) {
     operands.up = rows::row_map<const float>(up);
     operands.kind = kind;
     operands.cols = gate.cols();
-    operands.vector = rows::aligned(gate) && rows::aligned(up);
     return operands;
 }
 
@@ -134,8 +139,7 @@ GemmInput CudaOps::prepare(Exec& ex, const Tensor& x, ActWants wants) {
     work.x = rows::row_map<const float>(x);
     work.sink = rows::sink_of(input, ex.prompt_rows);
     if (dense) work.sink.f32[0] = work.sink.f32[1] = nullptr;
-    work.vector = rows::aligned(x) && x.cols() % 4 == 0;
-    launch_by_fours(*device_, "prepare", work, x.rows(), x.cols());
+    launch_by_fours(*device_, "prepare", work, x, rows::aligned(x));
     return input;
 }
 
@@ -151,8 +155,8 @@ void CudaOps::add(Exec& ex, const Tensor& a, const Tensor& b, const Tensor& out)
     work.b = rows::row_map<const float>(right);
     work.out = rows::row_map<float>(sum);
     work.cols = left.cols();
-    work.vector = rows::aligned(left) && rows::aligned(right) && rows::aligned(sum);
-    launch_by_fours(*device_, "add", work, rows::row_count(left), left.cols());
+    launch_by_fours(*device_, "add", work, left,
+                    rows::aligned(left) && rows::aligned(right) && rows::aligned(sum));
 }
 
 void CudaOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, const Tensor& out) {
@@ -165,8 +169,8 @@ void CudaOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, cons
     rows::GluWork work;
     work.operands = glu_operands(gates, others, kind);
     work.out = rows::row_map<float>(result);
-    work.operands.vector = work.operands.vector && rows::aligned(result);
-    launch_by_fours(*device_, "glu", work, rows::row_count(gates), gates.cols());
+    launch_by_fours(*device_, "glu", work, gates,
+                    rows::aligned(gates) && rows::aligned(others) && rows::aligned(result));
 }
 
 void store_glu(Device& device,
@@ -177,10 +181,9 @@ void store_glu(Device& device,
                int64_t prompt_rows) {
     rows::GluInputWork work;
     work.operands = glu_operands(gate, up, kind);
-    work.operands.vector = work.operands.vector && gate.cols() % 4 == 0;
     work.sink = rows::sink_of(input, prompt_rows);
-    work.heads = static_cast<uint32_t>(input.cols / gate.cols());
-    launch_by_fours(device, "glu_input", work, rows::row_count(gate), gate.cols());
+    work.heads = rows::Divider(static_cast<uint32_t>(input.cols / gate.cols()));
+    launch_by_fours(device, "glu_input", work, gate, rows::aligned(gate) && rows::aligned(up));
 }
 
 GemmInput CudaOps::glu_input(
@@ -212,8 +215,7 @@ void CudaOps::gather_rows(Exec& ex, const Tensor& x, const Tensor& ids, const Te
     work.ids = ids.as<int32_t>();
     work.rows = rows::row_count(x);
     work.cols = x.cols();
-    work.vector = rows::aligned(x) && rows::aligned(out);
-    launch_by_fours(*device_, "gather_rows", work, out.rows(), out.cols());
+    launch_by_fours(*device_, "gather_rows", work, out, rows::aligned(x) && rows::aligned(out));
 }
 
 }  // namespace tessera::cuda

@@ -1,5 +1,8 @@
 // rms_norm, l2_norm and the norms that write matrix inputs: launches of norm.cuh.
 
+#include <limits>
+
+#include "backends/cuda/rows/gated_norm.cuh"
 #include "backends/cuda/rows/input.h"
 #include "backends/cuda/rows/norm.cuh"
 #include "backends/cuda/rows/row_map.h"
@@ -13,18 +16,30 @@ using rows::NormKind;
 
 template <NormKind kKind>
 void launch_norm(Device& device, std::string_view name, const NormArguments& arguments) {
-    const int64_t rows = arguments.rows;
     if (arguments.cols <= rows::kWarpCols) {
-        const auto blocks = static_cast<uint32_t>(ceil_div(rows, rows::kWarpsPerBlock));
+        const auto blocks =
+            static_cast<uint32_t>(ceil_div(int64_t{arguments.rows}, rows::kWarpsPerBlock));
         device.launch(name, rows::norm_kernel<kKind, true>, dim3(blocks),
                       dim3(32 * rows::kWarpsPerBlock), 0, arguments);
         return;
     }
-    const int64_t fours = ceil_div(arguments.cols, 4);
-    const int64_t threads = ceil_div(fours, 32 * rows::kBlockHeld) * 32;
+    const int64_t threads = ceil_div(ceil_div(arguments.cols, 4), 32 * rows::kBlockHeld) * 32;
     device.launch(name, rows::norm_kernel<kKind, false>, dim3(arguments.rows),
                   dim3(static_cast<uint32_t>(std::min<int64_t>(threads, rows::kMaxThreads))), 0,
                   arguments);
+}
+
+/// Heads of at most 128 columns, those of a token side by side in a block.
+void launch_gated(Device& device, int64_t tokens, const NormArguments& arguments) {
+    const int64_t heads = arguments.heads;
+    const int64_t passes = ceil_div(heads, rows::kGatedHeads * rows::kGatedWarps);
+    const int64_t warps = ceil_div(heads, rows::kGatedHeads * passes);
+    // Few tokens are spread over more blocks; the results are the same.
+    const bool many = tokens >= device.multiprocessors();
+    const int64_t shares = many ? 1 : std::min<int64_t>(ceil_div(heads, warps), rows::kGatedHeads);
+    device.launch("gated_rms_norm_input", rows::gated_norm_kernel,
+                  dim3(static_cast<uint32_t>(tokens), static_cast<uint32_t>(shares)),
+                  dim3(static_cast<uint32_t>(32 * warps)), 0, arguments);
 }
 
 NormArguments norm_arguments(const Tensor& x, const Tensor& gain, float eps) {
@@ -32,9 +47,10 @@ NormArguments norm_arguments(const Tensor& x, const Tensor& gain, float eps) {
     arguments.x = rows::row_map<const float>(x);
     arguments.gain = gain.absent() ? nullptr : gain.as<float>();
     arguments.eps = eps;
-    arguments.cols = x.cols();
+    check(x.cols() <= std::numeric_limits<int32_t>::max() / 2, "norms: row too long");
+    arguments.cols = static_cast<int32_t>(x.cols());
     arguments.rows = rows::row_count(x);
-    arguments.vector = rows::aligned(x) && rows::aligned(gain);
+    arguments.vector = rows::aligned(x) && rows::aligned(gain) && x.cols() % 4 == 0;
     return arguments;
 }
 
@@ -75,7 +91,6 @@ GemmInput CudaOps::rms_norm_input(
         return input;
     }
     arguments.sink = rows::sink_of(input, ex.prompt_rows);
-    arguments.vector = arguments.vector && x.cols() % 4 == 0;
     launch_norm<NormKind::kRmsInput>(*device_, "rms_norm_input", arguments);
     return input;
 }
@@ -98,8 +113,11 @@ GemmInput CudaOps::gated_rms_norm_input(
     arguments.z = rows::row_map<const float>(z);
     arguments.sink = rows::sink_of(input, ex.prompt_rows);
     arguments.heads = static_cast<uint32_t>(heads);
-    arguments.vector = arguments.vector && rows::aligned(z) && x.cols() % 4 == 0;
-    launch_norm<NormKind::kGatedInput>(*device_, "gated_rms_norm_input", arguments);
+    arguments.vector = arguments.vector && rows::aligned(z);
+    if (x.cols() <= rows::kGatedCols && arguments.vector)
+        launch_gated(*device_, x.rows(), arguments);
+    else
+        launch_norm<NormKind::kGatedInput>(*device_, "gated_rms_norm_input", arguments);
     return input;
 }
 

@@ -45,8 +45,8 @@ RowMap<T> row_map(const Tensor& tensor) {
         map.stride[used++] = stride;
     }
     if (used < 2) return map;
-    map.extent[0] = static_cast<uint32_t>(extents[0]);
-    map.extent[1] = static_cast<uint32_t>(extents[1]);
+    map.extent[0] = Divider(static_cast<uint32_t>(extents[0]));
+    map.extent[1] = Divider(static_cast<uint32_t>(extents[1]));
     return map;
 }
 

@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kScaledMaxThreads, 1)
     const auto store = [&](const Four& four, int64_t column) {
         const bool inside = column < sink.cols;
         if (prompt) scaled.store(four, column, inside);
-        if (inside) sink.store(four, row, column, sink.cols, sink.cols % 4 == 0);
+        if (inside) sink.row(row).store(four, column, sink.cols, sink.cols % 4 == 0);
     };
 #pragma unroll
     for (int32_t g = 0; g < kScaledHeld; ++g) store(held[g], column_of(g));
