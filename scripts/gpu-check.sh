@@ -131,7 +131,8 @@ op_parts=(
 rest=$(IFS='|' && echo "${op_parts[*]}")
 # Small cases of every op, for tools that slow kernels down a hundred times.
 small_parts=(
-    'MUL_MAT\(type=(NVFP4|Q4_K|Q8_0|BF16|F32),m=1[67],n=(1|5|17),' 'LINEAR_(GLU|MANY)\(type=(NVFP4|Q4_0),.*n=(1|16),'
+    'MUL_MAT\(type=(NVFP4|Q4_K|Q8_0|BF16|F32),m=1[67],n=(1|5|17),' 'MUL_MAT\(type=(NVFP4|MXFP4|Q4_K|Q8_0|BF16),m=300,n=9,'
+    'LINEAR_(GLU|MANY)\(type=(NVFP4|Q4_0),.*n=(1|16),'
     'MUL_MAT_ID\(type=(NVFP4|Q8_0|F32),n_mats=8,n_used=2,.*n=(1|17),' 'MUL_MAT_ID_GLU\(type=NVFP4'
     'TOPK_MOE\(n=3,n_mats=(8|60),n_used=4,' 'MOE_COMBINE\(n=1,n_used=[26],' 'QK_NORM_ROPE_STORE\(hs=64,nh=8' 'KV_STORE'
     'FLASH_ATTN\(hs=(64|128),nh=[28],nkv=2,type_k=(F16|Q8_0)' 'FLASH_ATTN\(hs=256,nh=16,nkv=2,type_k=F16'

@@ -16,6 +16,9 @@ void product_cases(std::vector<OpCase>& cases) {
                                      .k = matrix.k,
                                      .t = t,
                                      .prompt_rows = t > 4 ? t : 0});
+    for (const int32_t t : {128, 512, 2048})
+        append(cases,
+               FusedCase{.weight = DType::kNVFP4, .n = 17408, .k = 5120, .t = t, .prompt_rows = t});
 }
 
 /// Other formats, whose encoding on the host is slow: fewer features.

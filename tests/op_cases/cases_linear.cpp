@@ -119,6 +119,30 @@ void narrow_sweep(std::vector<OpCase>& cases) {
                                     .last = last});
 }
 
+/// Prompt rows and more features than kernels for few of them take, over a K that goes through a
+/// ring of stages more than once: a stage that is filled again before it was read, tiles of
+/// features and tokens that are begun, the last stage of K in part.
+void wide_sweep(std::vector<OpCase>& cases) {
+    struct Size {
+        int64_t n;
+        int32_t t;
+        int64_t k;
+    };
+    constexpr Size kSizes[] = {{300, 9, 1376}, {520, 70, 2880}, {257, 300, 1376}};
+    for (const DType format : kFormats)
+        for (const Size& size : kSizes)
+            for (const bool accumulate : {false, true})
+                add(cases, {.weight = format,
+                            .n = size.n,
+                            .k = fits(format, size.k) ? size.k : 1536,
+                            .t = size.t,
+                            .prompt_rows = size.t,
+                            .bias = !accumulate,
+                            .add = accumulate,
+                            .padding = accumulate ? 3 : 0,
+                            .outer_scale = 0.37f});
+}
+
 /// Prompt and generated rows in one call, with every epilogue.
 void mixed_sweep(std::vector<OpCase>& cases) {
     for (const DType format : kFormats)
@@ -212,6 +236,16 @@ void fused_sweep(std::vector<OpCase>& cases) {
                        .t = t,
                        .prompt_rows = t > 1 ? t - 1 : 0,
                        .glu = Glu::kSigmoid});
+    // Tiles of 64 features and up to 256 tokens, with ends of both, and prompt rows beside others.
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        for (const int32_t t : {1, 64, 95, 161, 300, 600})
+            for (const int64_t n : {32, 160, 288})
+                add_fused({.weight = format,
+                           .n = n,
+                           .k = t == 600 ? 192 : 576,
+                           .t = t,
+                           .prompt_rows = t % 2 == 1 && t > 1 ? t - 7 : t,
+                           .glu = n == 160 ? Glu::kReGlu : Glu::kSwiGlu});
     for (const FusedKind fused : {FusedKind::kGluInput, FusedKind::kGatedRmsNormInput})
         for (const DType format : {DType::kF32, DType::kBF16, DType::kQ4_0, DType::kNVFP4})
             for (const Glu kind : {Glu::kSwiGlu, Glu::kSigmoid})
@@ -283,6 +317,7 @@ void add_linear_cases(std::vector<OpCase>& cases) {
     height_sweep(cases);
     depth_sweep(cases);
     narrow_sweep(cases);
+    wide_sweep(cases);
     mixed_sweep(cases);
     magnitude_sweep(cases);
     fused_sweep(cases);

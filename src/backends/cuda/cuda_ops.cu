@@ -81,7 +81,7 @@ std::string CudaOps::description() const {
 }
 
 std::vector<std::string_view> CudaOps::overrides() const {
-    return {"linear_many",          "rms_norm_input",     "glu_input",
+    return {"linear_many",          "linear_glu",         "rms_norm_input", "glu_input",
             "gated_rms_norm_input", "qk_norm_rope_store", "delta_net_input"};
 }
 

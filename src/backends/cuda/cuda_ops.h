@@ -67,6 +67,12 @@ class CudaOps final : public Ops {
                      std::span<const Weight* const> weights,
                      std::span<const Tensor> biases,
                      std::span<const Tensor> outs) override;
+    GemmInput linear_glu(Exec& ex,
+                         const GemmInput& x,
+                         const Weight& gate,
+                         const Weight& up,
+                         Glu kind,
+                         ActWants wants) override;
 
     // ---- rows/ ----
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;

@@ -2,8 +2,8 @@
 // Many rows of x against four-bit floats on Hopper (wgmma multiplies 2048 pairs of bf16 a clock and
 // multiprocessor; 95 % of that in the main loop, 128 columns of a tile in 2140 clocks).
 //
-// A block computes 128 features x 256 tokens (128 and 64 where tiles would leave multiprocessors
-// idle) in stages of 128 columns. The weights are the left operand: each of two warpgroups keeps 64
+// A block computes 128 features x 256 tokens (fewer where tiles would leave multiprocessors idle)
+// in stages of 128 columns. The weights are the left operand: each of two warpgroups keeps 64
 // features, reads their codes from shared memory as they lie on the device, and decodes them in
 // registers while the products of the 32 columns before run. Within 32 columns x is stored
 // permuted (ActView::transposed_pairs), so that a lane needs exactly one word of a unit for its
@@ -12,43 +12,25 @@
 // work on the same tokens: each brings one half of them to both, as the second-level cache could
 // not feed all.
 //
+// Gate and up are one product: a warp's rows are eight features of both, so that a lane has gate
+// and up of the same feature and token, and the result leaves as the next product's input.
+//
 // Instructions are what is scarce next to the products, which also take the ports of the register
 // file: 50 for 32 columns, 13 of them to look up eight values.
 //
 // The order of a sum is that of the columns, whatever the tile: the bits of a row do not depend on
-// the rows beside it. Tensor cores cut off what they add: 2e-5 of the result in 17408 columns.
+// the rows beside it. Tensor cores cut off what they add, so that long sums are cut into chunks of
+// columns (chunks_of): 7e-6 of the result. Where there are few tiles, chunks go to several
+// clusters, of which the last one adds them all, in the same order.
+
 #include <cstdint>
 
-#include "backends/cuda/linear/hopper_tiles.cuh"
+#include "backends/cuda/linear/gemm_sm90_operands.cuh"
+#include "backends/cuda/linear/gemm_sm90_store.cuh"
+#include "backends/cuda/ptx/wgmma_sizes.cuh"
 
 namespace tessera::cuda {
 namespace sm90 {
-
-using hopper::kBlocks;
-using hopper::kFeatures;
-using hopper::kStageColumns;
-using hopper::kStageUnits;
-using hopper::kThreads;
-using hopper::kWeightRowBytes;
-using hopper::Operands;
-using hopper::StageScales;
-
-inline constexpr int kHalfColumns = 64;  ///< a row of 128 bytes of bf16
-
-template <int Tokens>
-constexpr int stages_of() {
-    return Tokens == 256 ? 3 : Tokens == 128 ? 5 : 8;
-}
-
-template <int Tokens>
-struct Shared {
-    static constexpr int kStages = stages_of<Tokens>();
-    uint8_t x[kStages][Tokens * kStageColumns * 2];
-    uint8_t weights[kStages][kFeatures * kWeightRowBytes];
-    uint4 scales[kStages][kFeatures];
-    Barrier full[kStages], empty[kStages];
-    uint2 table;
-};
 
 /// Eight doubled E2M1 values as four pairs of bf16. The first words of the tables come from shared
 /// memory: an instruction holds one constant only, and the compiler would move others to a register
@@ -123,64 +105,119 @@ __device__ __forceinline__ uint4 bf16_scales(const StageScales<DType::kMXFP4>& r
     return {out[0], out[1], out[0], out[1]};
 }
 
-template <class Shared>
-struct Form {
-    static constexpr int kColumnBytes = 2;
-    Shared& shared;
-    __device__ __forceinline__ void row(int64_t) const {}
-    template <DType F>
-    __device__ __forceinline__ void put(const StageScales<F>& raw, int stage, int thread) const {
-        shared.scales[stage][thread] = bf16_scales(raw);
+template <DType F, bool kGated>
+__device__ __forceinline__ void produce(const Maps& maps, const Operands& p, const Memory& memory) {
+    constexpr int kOwn = kFeatures<kGated>;
+    Place ring;
+    const int block = static_cast<int>(block_in_cluster());
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.cut.items;
+         index += static_cast<int>(gridDim.x) / kBlocks) {
+        const Item item = item_of(p, index);
+        if (item.token >= p.rows) continue;
+        const int feature = (item.feature * kBlocks + block) * kOwn;
+        const auto bytes = static_cast<uint32_t>(item.count * kStageColumns * 2 + kWeightBytes);
+        const int64_t row = feature + thread % kOwn;
+        const uint8_t* scales = (kGated && thread >= kOwn ? p.up_scales : p.scales) +
+                                (row < p.n ? row : p.n - 1) * p.units * StageScales<F>::kUnitBytes;
+        const int first = item.first_chunk * p.cut.chunks.each;
+        const int end = first + (item.end_chunk - 1 - item.first_chunk) * p.cut.chunks.each +
+                        stages_of(p, item.end_chunk - 1);
+        for (int step = first; step < end; ++step) {
+            const auto raw = StageScales<F>::load(scales, int64_t{step} * kStageUnits, p.units,
+                                                  p.scales_aligned);
+            Fixed& fixed = memory.fixed();
+            barrier_wait(&fixed.empty[ring.slot], ring.parity ^ 1);
+            Barrier* full = &fixed.full[ring.slot];
+            if (thread == 0) {
+                barrier_arrive_expect(full, bytes);
+                unsigned char* weights = memory.weights(ring.slot);
+                copy_box(weights, &maps.weights, step * kWeightRowBytes, feature, full);
+                if constexpr (kGated)
+                    copy_box(weights + kOwn * kWeightRowBytes, &maps.up, step * kWeightRowBytes,
+                             feature, full);
+                for (int half = 0; half < 2; ++half) {
+                    const int column = step * kStageColumns + half * kHalfColumns;
+                    unsigned char* target =
+                        memory.x(ring.slot) + half * item.count * kHalfColumns * 2;
+                    // The blocks of a cluster share their tokens: each brings its part to all.
+                    for (int at = block * kBoxRows; at < item.count; at += kBlocks * kBoxRows) {
+                        unsigned char* to = target + at * kHalfColumns * 2;
+                        copy_box_multicast(to, &maps.x, column, item.token + at, full,
+                                           uint16_t{(1 << kBlocks) - 1});
+                    }
+                }
+            }
+            __syncwarp();
+            reinterpret_cast<uint4*>(memory.scales(ring.slot))[thread] = bf16_scales(raw);
+            __syncwarp();
+            if (thread % 32 == 0) barrier_arrive(full);
+            ring.next(memory.stages);
+        }
     }
-};
+}
 
-/// What the sums of a tile are multiplied by: the same for all.
-struct OneFactor {
-    float outer;
-    __device__ __forceinline__ float2 of_tokens(int) const { return {1.0f, 1.0f}; }
-    __device__ __forceinline__ float of(int, float) const { return outer; }
-};
+/// What a thread needs in all products of a chunk.
+struct Multiplier {
+    Decoder decoder;
+    uint32_t places[kStageUnits];  ///< of a unit's word of the first row in the weights
+    uint32_t scale_place;
 
-template <int Tokens, int Max>
-__device__ __forceinline__ void multiply_item(const Operands& p,
-                                              Shared<Max>& shared,
-                                              Ring<Shared<Max>::kStages>& ring,
-                                              int64_t token,
-                                              int64_t feature,
-                                              float outer) {
-    const int thread = static_cast<int>(threadIdx.x) - 128;
-    const int lane = thread % 32, warp = thread / 32;
-    const int group = lane / 4, t = lane % 4;
-    const Decoder decoder(shared.table);
-    const uint32_t own_row = static_cast<uint32_t>(warp * 16 + group);
-    uint32_t places[kStageUnits];
+    /// A warp's rows of weights in a stage: 16, or 8 of gate and 8 of up.
+    template <bool kGated>
+    static __device__ __forceinline__ Multiplier make(const Memory& memory) {
+        int thread = static_cast<int>(threadIdx.x) - 128;
+        // Made anew for each chunk: the ends of items need the registers.
+        make_opaque(thread);
+        const int lane = thread % 32, warp = thread / 32;
+        const int group = lane / 4, t = lane % 4;
+        Multiplier made{Decoder(memory.fixed().table), {}, 0};
+        const auto row = static_cast<uint32_t>(warp * (kGated ? 8 : 16) + group);
 #pragma unroll
-    for (int unit = 0; unit < kStageUnits; ++unit) {
-        places[unit] = own_row * kWeightRowBytes + static_cast<uint32_t>(t * 4) +
-                       ((static_cast<uint32_t>(group >> 1) ^ static_cast<uint32_t>(unit)) * 16);
-        make_opaque(places[unit]);
+        for (int unit = 0; unit < kStageUnits; ++unit) {
+            made.places[unit] =
+                row * kWeightRowBytes + static_cast<uint32_t>(t * 4) +
+                ((static_cast<uint32_t>(group >> 1) ^ static_cast<uint32_t>(unit)) * 16);
+            if (!kGated || unit == 0) make_opaque(made.places[unit]);
+        }
+        made.scale_place = kWeightBytes + row * 16 + static_cast<uint32_t>(t / 2 * 8);
+        return made;
     }
-    const uint32_t scale_place = own_row * 16 + static_cast<uint32_t>(t / 2 * 8);
-    feature += warp * 16;
+};
+
+/// Sums of `stages` stages for Tokens tokens.
+template <int Tokens, bool kGated>
+__device__ __forceinline__ void multiply(const Memory& memory,
+                                         Place& ring,
+                                         int stages,
+                                         float (&all)[kSums]) {
+    constexpr uint32_t kSecond = kGated ? kTileRows / 2 : 8;  ///< rows to the other one
+    const auto with = Multiplier::make<kGated>(memory);
+    Fixed& fixed = memory.fixed();
     float sums[Tokens / 2] = {};
     uint32_t a[2][2][4];
     uint32_t words[2];
     uint2 scales[2];
-    const auto load_scale_words = [&](int stage) {
-        const uint32_t address = shared_address(shared.scales[stage]) + scale_place;
-        scales[0] = load_shared_two(address);
-        scales[1] = load_shared_two(address + 8 * 16);
+    const auto load_scale_words = [&](uint32_t weights) {
+        scales[0] = load_shared_two(weights + with.scale_place);
+        scales[1] = load_shared_two(weights + with.scale_place + kSecond * 16);
     };
-    const auto load_words = [&](int stage, int unit) {
-        const uint32_t address = shared_address(shared.weights[stage]) + places[unit];
-        words[0] = load_shared(address);
-        words[1] = load_shared(address + 8 * kWeightRowBytes);
+    const auto load_words = [&](uint32_t weights, int unit) {
+        uint32_t place = with.places[unit];
+        if constexpr (kGated) {
+            // One place is kept and the others follow from it each time: its ends need registers.
+            place = with.places[0];
+            if (unit > 0) make_opaque(place);
+            place ^= static_cast<uint32_t>(unit) * 16;
+        }
+        words[0] = load_shared(weights + place);
+        words[1] = load_shared(weights + place + kSecond * kWeightRowBytes);
     };
     const auto decode = [&](int unit) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             uint32_t pairs[4];
-            decoder.pairs(words[i], pairs);
+            with.decoder.pairs(words[i], pairs);
             const uint32_t two = unit < 2 ? scales[i].x : scales[i].y;
 #pragma unroll
             for (int c = 0; c < 4; ++c)
@@ -188,15 +225,16 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
         }
     };
 
-    barrier_wait(&shared.full[ring.slot], ring.parity);
-    load_words(ring.slot, 0);
-    load_scale_words(ring.slot);
+    barrier_wait(&fixed.full[ring.slot], ring.parity);
+    uint32_t weights = shared_address(memory.weights(ring.slot));
+    load_words(weights, 0);
+    load_scale_words(weights);
     decode(0);
-    for (int step = 0; step < p.steps; ++step) {
-        const int stage = ring.slot, before = ring.before();
-        const bool last = step + 1 == p.steps;
-        const uint64_t x = wgmma_rows_from(wgmma_start(shared.x[stage]));
-        ring.next();
+    for (int step = 0; step < stages; ++step) {
+        const int before = ring.before(memory.stages);
+        const bool last = step + 1 == stages;
+        const uint64_t x = wgmma_rows_from(wgmma_start(memory.x(ring.slot)));
+        ring.next(memory.stages);
 #pragma unroll
         for (int unit = 0; unit < kStageUnits; ++unit) {
             wgmma_fence();
@@ -209,15 +247,16 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
             }
             wgmma_commit();
             if (unit + 1 < kStageUnits) {
-                load_words(stage, unit + 1);
+                load_words(weights, unit + 1);
             } else if (!last) {
-                barrier_wait(&shared.full[ring.slot], ring.parity);
-                load_words(ring.slot, 0);
-                load_scale_words(ring.slot);
+                barrier_wait(&fixed.full[ring.slot], ring.parity);
+                weights = shared_address(memory.weights(ring.slot));
+                load_words(weights, 0);
+                load_scale_words(weights);
             }
             wgmma_wait<1>();
             // All products of the stage before are done.
-            if (unit == 0 && step > 0) hopper::release(&shared.empty[before]);
+            if (unit == 0 && step > 0) hopper::release(&fixed.empty[before]);
             if (unit + 1 < kStageUnits)
                 decode(unit + 1);
             else if (!last)
@@ -225,62 +264,177 @@ __device__ __forceinline__ void multiply_item(const Operands& p,
         }
     }
     wgmma_wait<0>();
-    hopper::release(&shared.empty[ring.before()]);
-    if (p.add)
-        hopper::store_tile<Tokens, true>(p, token, feature, p.bias, OneFactor{outer}, sums);
+    hopper::release(&fixed.empty[ring.before(memory.stages)]);
+#pragma unroll
+    for (int i = 0; i < Tokens / 2; ++i) all[i] = sums[i];
+}
+
+template <bool kGated>
+__device__ __forceinline__ void multiply_chunk(
+    int tokens, const Memory& memory, Place& ring, int stages, float (&sums)[kSums]) {
+    switch (tokens) {
+        case 64:
+            return multiply<64, kGated>(memory, ring, stages, sums);
+        case 96:
+            return multiply<96, kGated>(memory, ring, stages, sums);
+        case 128:
+            return multiply<128, kGated>(memory, ring, stages, sums);
+        case 160:
+            return multiply<160, kGated>(memory, ring, stages, sums);
+        case 192:
+            return multiply<192, kGated>(memory, ring, stages, sums);
+        case 224:
+            return multiply<224, kGated>(memory, ring, stages, sums);
+        default:
+            return multiply<256, kGated>(memory, ring, stages, sums);
+    }
+}
+
+/// What becomes of finished sums.
+template <bool kGated>
+__device__ __forceinline__ void finish_item(const Maps& maps,
+                                            const Operands& p,
+                                            const Memory& memory,
+                                            const Item& item,
+                                            float (&sums)[kSums]) {
+    const int block = static_cast<int>(block_in_cluster());
+    int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+    make_opaque(warp);
+    const int64_t feature =
+        (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures<kGated>;
+    if constexpr (kGated)
+        store_gated(p, item, &maps.out, memory.out(warp / 4),
+                    static_cast<int32_t>(feature) + warp / 4 * 32, sums);
+    else if (p.add)
+        store_tile<true>(p, item, feature + warp * 16, sums);
     else
-        hopper::store_tile<Tokens, false>(p, token, feature, p.bias, OneFactor{outer}, sums);
+        store_tile<false>(p, item, feature + warp * 16, sums);
 }
 
-template <int Max>
-__device__ __forceinline__ void consume(const Operands& p, Shared<Max>& shared) {
-    Ring<Shared<Max>::kStages> ring;
-    const float outer = p.outer[0];
-    hopper::consume<Max>(p, [&]<int Tokens>(int64_t token, int64_t feature) {
-        multiply_item<Tokens>(p, shared, ring, token, feature, outer);
-    });
+__device__ __forceinline__ volatile int32_t& kept_item(const Memory& memory) {
+    int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+    make_opaque(warp);
+    return memory.fixed().item[warp];
 }
 
-template <DType F, int Max>
+template <bool kGated>
+__device__ __forceinline__ void consume(const Maps& maps, const Operands& p, const Memory& memory) {
+    Place ring;
+    float4* running = p.running + int64_t{blockIdx.x} *
+                                      static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
+    int index = static_cast<int>(blockIdx.x) / kBlocks;
+    while (index < p.cut.items) {
+        if constexpr (kGated) {
+            // Products take almost all registers and gates the others: the item's number waits in
+            // shared memory. All lanes have read the one before; each stores what it reads later.
+            __syncwarp();
+            kept_item(memory) = index;
+        }
+        const Item work = item_of(p, index);
+        const int next = static_cast<int>(gridDim.x) / kBlocks;
+        if (work.token >= p.rows) {
+            index += next;
+            continue;
+        }
+        float sums[kSums];
+        for (int chunk = work.first_chunk; chunk < work.end_chunk; ++chunk) {
+            multiply_chunk<kGated>(work.count, memory, ring, stages_of(p, chunk), sums);
+            if (chunk > work.first_chunk) add_running(running, work.count, sums);
+            if (chunk + 1 < work.end_chunk) put_aside(running, work.count, sums);
+        }
+        if constexpr (kGated)
+            index = kept_item(memory);
+        else
+            make_opaque(index);  // the item is found again, not kept
+        const Item item = item_of(p, index);
+        constexpr int kFours = kGated ? kBatch / 2 : kBatch;
+        if (item.place < 0 || join_sums<kFours>(p, item, memory.fixed(), sums))
+            finish_item<kGated>(maps, p, memory, item, sums);
+        if constexpr (kGated) index = kept_item(memory);
+        index += next;
+    }
+    if (kGated && threadIdx.x % 128 == 0) store_wait();
+}
+
+template <bool kGated>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
-    kernel(const __grid_constant__ CUtensorMap x_map,
-           const __grid_constant__ CUtensorMap weight_map,
-           const __grid_constant__ Operands p) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    auto& shared = *reinterpret_cast<Shared<Max>*>(memory);
-    hopper::init_barriers(shared.full, shared.empty);
-    if (threadIdx.x == 0) shared.table = {kBf16High0, kBf16Low0};
+    kernel(const __grid_constant__ Maps maps, const __grid_constant__ Operands p) {
+    extern __shared__ __align__(1024) unsigned char memory_start[];
+    const Memory memory{memory_start, p.stages, p.stage_bytes};
+    if (threadIdx.x == 0) {
+        Fixed& fixed = memory.fixed();
+        for (int i = 0; i < p.stages; ++i) {
+            barrier_init(&fixed.full[i], 1 + kLoaders);
+            barrier_init(&fixed.empty[i], kWarpgroups * 4 * kBlocks);
+        }
+        barrier_init_fence();
+        fixed.table = {kBf16High0, kBf16Low0};
+    }
     cluster_meet();
     if (threadIdx.x < 128) {
         fewer_registers<hopper::kLoaderRegisters>();
-        hopper::produce<F>(&x_map, &weight_map, p, shared, Form<Shared<Max>>{shared});
+        if (p.format == DType::kNVFP4)
+            produce<DType::kNVFP4, kGated>(maps, p, memory);
+        else
+            produce<DType::kMXFP4, kGated>(maps, p, memory);
     } else {
         more_registers<hopper::kProductRegisters>();
-        consume<Max>(p, shared);
+        consume<kGated>(maps, p, memory);
     }
     __syncwarp();
     // Shared memory stays until nobody writes to it any more.
     cluster_meet();
 }
 
-template <DType F, int Max>
-void launch(Device& device, const Product& product, const Operands& p) {
-    const int clusters = std::min(p.items, hopper::clusters_of(device.multiprocessors()));
-    device.launch("gemm_sm90", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
-                  dim3(kThreads), sizeof(Shared<Max>), hopper::x_map<2>(product),
-                  hopper::weight_map(product), p);
+/// The operands of a product; `features` of a block.
+inline Operands operands_of(const Product& product,
+                            DType format,
+                            int features,
+                            const Device& device) {
+    Operands p{};
+    p.scales = product.scales;
+    p.outer = product.outer;
+    p.bias = product.bias;
+    p.out = product.out;
+    p.out_stride = product.out_stride;
+    p.n = product.n;
+    p.rows = product.rows;
+    p.units = product.units;
+    p.add = product.add;
+    p.format = format;
+    p.scales_aligned =
+        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % 8 == 0;
+    const int clusters = hopper::clusters_of(device.multiprocessors());
+    p.cut = cut_tiles(product.rows, ceil_div(product.n, int64_t{features} * kBlocks), product.k,
+                      clusters);
+    p.stages = stage_count(p.cut.tile);
+    p.stage_bytes = stage_bytes(p.cut.tile);
+    p.running = reinterpret_cast<float4*>(product.sums);
+    p.shared = reinterpret_cast<float4*>(product.sums + running_bytes(p.cut, clusters));
+    p.tickets = device.tickets();
+    const auto shared = static_cast<size_t>((p.cut.items - p.cut.whole) / p.cut.chunks.count);
+    check(shared * kBlocks * kWarpgroups <= Device::kTickets, "more shared sums than tickets");
+    return p;
+}
+
+inline CUtensorMap out_map(const Product& product, void* out) {
+    return tensor_map(
+        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE,
+         .data = out,
+         .axes = 2,
+         .shape = {static_cast<uint64_t>(product.n), static_cast<uint64_t>(product.rows)},
+         .stride_bytes = {static_cast<uint64_t>(product.n) * 2},
+         .box = {32, 32}});
+}
+
+template <bool kGated>
+void launch(Device& device, const Maps& maps, const Operands& p) {
+    const int clusters = std::min(p.cut.items, hopper::clusters_of(device.multiprocessors()));
+    device.launch(kGated ? "gemm_sm90_glu" : "gemm_sm90", kernel<kGated>,
+                  dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
+                  shared_bytes(p.cut.tile), maps, p);
 }
 
 }  // namespace sm90
-
-/// A plain product (no pairs) whose x is bf16 with transposed pairs, its rows
-/// aligned to 16 bytes.
-template <DType F>
-void run_gemm_sm90(Device& device, Product& product) {
-    const hopper::Operands p = hopper::operands_of<F>(product, device.multiprocessors());
-    // All tiles give the same bits.
-    if (p.tile == 256) return sm90::launch<F, 256>(device, product, p);
-    return sm90::launch<F, 128>(device, product, p);
-}
-
 }  // namespace tessera::cuda

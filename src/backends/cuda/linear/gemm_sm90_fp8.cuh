@@ -356,7 +356,7 @@ void launch(Device& device, const Product& product, const Operands& p) {
     const int clusters = std::min(p.base.items, hopper::clusters_of(device.multiprocessors()));
     device.launch("gemm_sm90_fp8", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
                   dim3(kThreads), sizeof(Shared<Max>), hopper::x_map<1>(product),
-                  hopper::weight_map(product), p);
+                  hopper::weight_map(product, product.codes, kFeatures), p);
 }
 
 }  // namespace sm90_fp8

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/cuda/linear/hopper_blocks.h"
 #include "backends/cuda/linear/product.cuh"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/load_shared.cuh"
@@ -18,15 +19,8 @@
 
 namespace tessera::cuda::hopper {
 
-inline constexpr int kStageColumns = 128;
 inline constexpr int kStageUnits = kStageColumns / kUnit;
-inline constexpr int kWarpgroups = 2;  ///< that multiply
-inline constexpr int kFeatures = 64 * kWarpgroups;
-inline constexpr int kThreads = 128 * (kWarpgroups + 1);
 inline constexpr int kWeightRowBytes = kStageUnits * kPieceBytes;
-inline constexpr int kBlocks = 2;    ///< of a cluster
-inline constexpr int kBoxRows = 32;  ///< tokens of a copy
-inline constexpr int kLoaders = 4;   ///< warps that bring operands
 /// Registers of a thread that brings operands and of one that multiplies. A block owns those it was
 /// launched with, an equal share a thread in units of eight: asking for more waits for ever.
 inline constexpr int kLoaderRegisters = 40, kProductRegisters = 232;
@@ -76,11 +70,13 @@ struct StageScales {
     static_assert(layout_of(F).group_units == 1 && kBytes <= 8, "a scale or two a unit");
     uint32_t words[2];
 
-    static __device__ __forceinline__ StageScales load(const Operands& p,
-                                                       const uint8_t* row,
-                                                       int64_t unit) {
+    /// Units [unit, units) of a row; `aligned`: whole stages at multiples of kBytes.
+    static __device__ __forceinline__ StageScales load(const uint8_t* row,
+                                                       int64_t unit,
+                                                       int64_t units,
+                                                       bool aligned) {
         const uint8_t* from = row + kUnitBytes * unit;
-        if (p.scales_aligned) {
+        if (aligned) {
             if constexpr (kBytes == 8) {
                 const uint2 two = __ldg(reinterpret_cast<const uint2*>(from));
                 return {{two.x, two.y}};
@@ -91,7 +87,7 @@ struct StageScales {
         StageScales out{};
 #pragma unroll
         for (int i = 0; i < kBytes; ++i)
-            if (unit + i / kUnitBytes < p.units)
+            if (unit + i / kUnitBytes < units)
                 out.words[i / 4] |= load_word<uint8_t>(from + i) << (8 * (i % 4));
         return out;
     }
@@ -124,8 +120,8 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
         const uint8_t* scales = p.scales + row * p.units * StageScales<F>::kUnitBytes;
         form.row(row);
         for (int step = 0; step < p.steps; ++step) {
-            const auto raw =
-                StageScales<F>::load(p, scales, static_cast<int64_t>(step) * kStageUnits);
+            const auto raw = StageScales<F>::load(scales, int64_t{step} * kStageUnits, p.units,
+                                                  p.scales_aligned);
             const int stage = ring.slot;
             barrier_wait(&shared.empty[stage], ring.parity ^ 1);
             Barrier* full = &shared.full[stage];
@@ -313,15 +309,16 @@ CUtensorMap x_map(const Product& product) {
          .stride_bytes = {static_cast<uint64_t>(product.x_stride) * kColumnBytes},
          .box = {128 / kColumnBytes, kBoxRows}});
 }
-inline CUtensorMap weight_map(const Product& product) {
+/// Boxes of so many features, of codes in the form of the product's own.
+inline CUtensorMap weight_map(const Product& product, const uint8_t* codes, uint32_t features) {
     const auto bytes = static_cast<uint64_t>(product.units) * kPieceBytes;
     return tensor_map({.type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
                        .swizzle = CU_TENSOR_MAP_SWIZZLE_64B,
-                       .data = product.codes,
+                       .data = codes,
                        .axes = 2,
                        .shape = {bytes, static_cast<uint64_t>(product.n)},
                        .stride_bytes = {bytes},
-                       .box = {kWeightRowBytes, kFeatures}});
+                       .box = {kWeightRowBytes, features}});
 }
 
 }  // namespace tessera::cuda::hopper

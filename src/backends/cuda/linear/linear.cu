@@ -42,22 +42,17 @@ Run fp8_gemm_of([[maybe_unused]] DType format) {
     return nullptr;
 }
 
-/// The product on tensor cores of Hopper, null where there is none.
-Run hopper_gemm_of([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
-#if TESSERA_SM90A
-    if (device.properties().major == 9) {
-        if (format == DType::kNVFP4) return run_gemm_sm90<DType::kNVFP4>;
-        if (format == DType::kMXFP4) return run_gemm_sm90<DType::kMXFP4>;
-    }
-#endif
-    return nullptr;
+/// Whether weights of this format have the product of gemm_sm90.cuh.
+bool on_hopper(const Device& device, DType format) {
+    return TESSERA_SM90A && device.properties().major == 9 &&
+           (format == DType::kNVFP4 || format == DType::kMXFP4);
 }
 
 /// Whether products run in gemm_decoded_sm90.cuh.
 bool decodes_apart([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
 #if TESSERA_SM90A
     return device.properties().major == 9 && gemm_of(format) != nullptr &&
-           hopper_gemm_of(device, format) == nullptr;
+           !on_hopper(device, format);
 #else
     return false;
 #endif
@@ -122,10 +117,13 @@ Product product_of(const ProductCall& call) {
         p.row_factors = weight.row_factors;
     }
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
-    p.out = call.out.as<float>();
-    p.out_stride = call.out.stride[0];
+    if (!call.out.absent()) {
+        p.out = call.out.as<float>();
+        p.out_stride = call.out.stride[0];
+        p.out_pairs = starts_aligned(call.out, sizeof(float), 2 * sizeof(float));
+    }
     p.add = call.accumulate == Accumulate::kAdd;
-    p.out_pairs = starts_aligned(call.out, sizeof(float), 2 * sizeof(float));
+    p.sums = call.sums;
     p.rows = call.rows;
     if (call.work != nullptr) {
         const int64_t all = call.work->pairs.rows();
@@ -147,10 +145,30 @@ Product product_of(const ProductCall& call) {
 }
 
 bool is_narrow(const Device& device, const Weight& weight) {
-    const bool special =
-        hopper_gemm_of(device, weight.format) != nullptr || decodes_apart(device, weight.format);
+    const bool special = on_hopper(device, weight.format) || decodes_apart(device, weight.format);
     return weight.experts == 1 && weight.rows <= (special ? 128 : 256) &&
            weight.cols % kUnit == 0 && (weight.wants.prompt & bit_of(ActFormat::kBF16)) != 0;
+}
+
+bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight) {
+    if (!on_hopper(device, weight.format) || is_narrow(device, weight)) return false;
+    const uint8_t wants = weight.wants.prompt;
+    if (wants != bit_of(ActFormat::kBF16)) return false;
+    const ActView& view = view_of(x.prompt, wants);
+    return view.transposed_pairs && starts_aligned(view.values, 2, 16);
+}
+
+std::byte* allocate_sums([[maybe_unused]] Exec& ex,
+                         [[maybe_unused]] const Device& device,
+                         [[maybe_unused]] const Weight& weight) {
+#if TESSERA_SM90A
+    const bool taken = ex.prompt_rows > 0 && on_hopper(device, weight.format) &&
+                       !is_narrow(device, weight) &&
+                       (weight.wants.prompt & bit_of(ActFormat::kBF16)) != 0;
+    const size_t bytes = taken ? sums_bytes_sm90(weight.cols) : 0;
+    if (bytes > 0) return ex.arena.allocate_bytes(bytes);
+#endif
+    return nullptr;
 }
 
 void launch_product(Device& device, const ProductCall& call) {
@@ -167,11 +185,12 @@ void launch_product(Device& device, const ProductCall& call) {
         return run_decoded_sm90(device, format, p);
 #endif
     Run run = tensor_cores ? gemm_of(format) : gemv_of(format);
+#if TESSERA_SM90A
     // Rows of nvfp4 are here to be judged, not to be fast.
-    if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned) {
-        const Run hopper = hopper_gemm_of(device, format);
-        if (hopper != nullptr) run = hopper;
-    }
+    if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned &&
+        on_hopper(device, format))
+        return run_gemm_sm90(device, p, format);
+#endif
     if (e4m3) {
         check(call.work == nullptr, "grouped products do not take e4m3");
         run = fp8_gemm_of(format);
@@ -196,6 +215,8 @@ void CudaOps::linear(Exec& ex,
                      const Tensor& out,
                      Accumulate accumulate) {
     check_linear(x, weight, bias, out);
+    const Scope scope(ex.arena);
+    std::byte* const sums = allocate_sums(ex, *device_, weight);
     if (ex.planning() || x.rows == 0) return;
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows);
     const bool narrow = prompt > 0 && is_narrow(*device_, weight);
@@ -208,6 +229,7 @@ void CudaOps::linear(Exec& ex,
                                            : ""),
                       cost.flops, cost.bytes);
     ProductCall call{.x = x, .weight = weight, .bias = bias, .out = out, .accumulate = accumulate};
+    call.sums = sums;
     if (prompt > 0) {
         call.kind = RowKind::kPrompt;
         call.rows = prompt;

@@ -13,11 +13,12 @@ struct ProductCall {
     const GemmInput& x;
     const Weight& weight;
     const Tensor& bias;  ///< F32 [N] or absent
-    const Tensor& out;   ///< [rows, N]; grouped: [all pairs, N]
+    const Tensor& out;   ///< [rows, N]; grouped: [all pairs, N]; absent for gated products
     Accumulate accumulate = Accumulate::kNo;
     RowKind kind = RowKind::kPrompt;
-    int64_t first_row = 0;  ///< of x, where this kind's rows start
-    int64_t rows = 0;       ///< of x
+    int64_t first_row = 0;      ///< of x, where this kind's rows start
+    int64_t rows = 0;           ///< of x
+    std::byte* sums = nullptr;  ///< what allocate_sums() gave
 
     // Grouped by experts when `work` is set: its pairs [first_pair, first_pair + pairs).
     const ExpertWork* work = nullptr;
@@ -42,6 +43,12 @@ ProductCost product_cost(int64_t rows, const Weight& weight);
 /// Whether prompt rows meet the weight in narrow.cuh: it has few features, a K of whole units, and
 /// wants bf16 activations.
 bool is_narrow(const Device& device, const Weight& weight);
+
+/// Whether prompt rows of x meet such a weight, and another of its shape, in one gated product.
+bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight);
+
+/// Memory that products of prompt rows with such a weight take, from ex.arena; also when planning.
+std::byte* allocate_sums(Exec& ex, const Device& device, const Weight& weight);
 
 /// Bytes that the device keeps of one matrix.
 int64_t matrix_bytes(DType format, int64_t rows, int64_t cols);

@@ -41,6 +41,8 @@ struct Product {
     bool add;
     bool out_pairs;  ///< every row of out starts at a multiple of 8 bytes
 
+    std::byte* sums;  ///< memory for sums_bytes_sm90(), Hopper only
+
     int64_t rows;    ///< rows of a plain product; all pairs of a grouped one
     int64_t groups;  ///< blocks along the rows: at least as many as there are groups
 
@@ -153,9 +155,20 @@ Product product_of(const ProductCall& call);
 template <DType F>
 void run_gemm(Device& device, Product& product);
 /// The same on Hopper for plain products of NVFP4 and MXFP4 weights with rows of x whose pairs are
-/// transposed: gemm_sm90.cuh.
-template <DType F>
-void run_gemm_sm90(Device& device, Product& product);
+/// transposed, each aligned to 16 bytes: gemm_sm90.cuh.
+void run_gemm_sm90(Device& device, const Product& product, DType format);
+/// act(gate) * up of two such weights of one shape, `n` a multiple of 32, without bias, into
+/// bf16 rows [rows, n] with transposed pairs. kSwiGlu or kReGlu.
+struct GluProduct {
+    const uint8_t* codes;  ///< of up
+    const uint8_t* scales;
+    const float* outer;
+    Glu kind;
+    void* out;
+};
+void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, DType format);
+/// Bytes of Product::sums for products over so many columns.
+size_t sums_bytes_sm90(int64_t columns);
 /// The same on Hopper for plain products of all other formats but F32, rows of x aligned:
 /// gemm_decoded_sm90.cuh.
 void run_decoded_sm90(Device& device, DType format, const Product& product);

@@ -1,9 +1,32 @@
-// Instances of the products for Hopper alone.
+// The products for Hopper alone.
 #include "backends/cuda/linear/gemm_sm90.cuh"
 
 namespace tessera::cuda {
 
-template void run_gemm_sm90<DType::kNVFP4>(Device&, Product&);
-template void run_gemm_sm90<DType::kMXFP4>(Device&, Product&);
+void run_gemm_sm90(Device& device, const Product& product, DType format) {
+    const sm90::Operands p = sm90::operands_of(product, format, sm90::kFeatures<false>, device);
+    sm90::Maps maps{};
+    maps.x = hopper::x_map<2>(product);
+    maps.weights = hopper::weight_map(product, product.codes, sm90::kFeatures<false>);
+    sm90::launch<false>(device, maps, p);
+}
+
+void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, DType format) {
+    sm90::Operands p = sm90::operands_of(gate, format, sm90::kFeatures<true>, device);
+    p.scales_aligned = p.scales_aligned && reinterpret_cast<uintptr_t>(with.scales) % 8 == 0;
+    p.up_scales = with.scales;
+    p.up_outer = with.outer;
+    p.glu = with.kind;
+    sm90::Maps maps{};
+    maps.x = hopper::x_map<2>(gate);
+    maps.weights = hopper::weight_map(gate, gate.codes, sm90::kFeatures<true>);
+    maps.up = hopper::weight_map(gate, with.codes, sm90::kFeatures<true>);
+    maps.out = sm90::out_map(gate, with.out);
+    sm90::launch<true>(device, maps, p);
+}
+
+size_t sums_bytes_sm90(int64_t columns) {
+    return sm90::chunks_of(columns).count > 1 ? sm90::kSumsBytes : 0;
+}
 
 }  // namespace tessera::cuda

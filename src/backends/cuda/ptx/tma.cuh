@@ -43,6 +43,29 @@ __device__ __forceinline__ void copy_box_multicast(
         : "memory");
 }
 
+/// Copies a box from shared memory to column `x` and row `y` of a matrix, as far as it lies inside;
+/// belongs to the group that store_commit() closes.
+__device__ __forceinline__ void store_box(const CUtensorMap* map,
+                                          int32_t x,
+                                          int32_t y,
+                                          const void* shared) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+        "r"(x), "r"(y), "r"(shared_address(shared))
+        : "memory");
+}
+__device__ __forceinline__ void store_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until the copies of this thread's groups have read shared memory.
+__device__ __forceinline__ void store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+/// Waits until they are through.
+__device__ __forceinline__ void store_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 /// Starts to bring memory to the second-level cache; address and bytes are multiples of 16.
 __device__ __forceinline__ void prefetch_bytes(const void* global, uint32_t bytes) {
     asm volatile(

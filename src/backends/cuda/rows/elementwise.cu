@@ -173,6 +173,19 @@ void CudaOps::glu(Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, cons
                     rows::aligned(gates) && rows::aligned(others) && rows::aligned(result));
 }
 
+void store_glu(Device& device,
+               const Tensor& gate,
+               const Tensor& up,
+               Glu kind,
+               const GemmInput& input,
+               int64_t prompt_rows) {
+    rows::GluInputWork work;
+    work.operands = glu_operands(gate, up, kind);
+    work.sink = rows::sink_of(input, prompt_rows);
+    work.heads = rows::Divider(static_cast<uint32_t>(input.cols / gate.cols()));
+    launch_by_fours(device, "glu_input", work, gate, rows::aligned(gate) && rows::aligned(up));
+}
+
 GemmInput CudaOps::glu_input(
     Exec& ex, const Tensor& gate, const Tensor& up, Glu kind, ActWants wants) {
     check_glu_input(gate, up);
@@ -188,11 +201,7 @@ GemmInput CudaOps::glu_input(
         store_scaled_glu(*device_, gate, up, kind, input, ex.prompt_rows);
         return input;
     }
-    rows::GluInputWork work;
-    work.operands = glu_operands(gate, up, kind);
-    work.sink = rows::sink_of(input, ex.prompt_rows);
-    work.heads = rows::Divider(static_cast<uint32_t>(heads));
-    launch_by_fours(*device_, "glu_input", work, gate, rows::aligned(gate) && rows::aligned(up));
+    store_glu(*device_, gate, up, kind, input, ex.prompt_rows);
     return input;
 }
 

@@ -26,9 +26,17 @@ inline bool wants_row_scales(ActWants wants) {
     return wants_fp8(wants) || wanted(wants.prompt, ActFormat::kNvfp4);
 }
 
-// Queue what their namesakes without "scaled" are, for rows with scales: scaled_rows.cu.
-
 class Device;
+
+/// Queues act(gate) * up for the views of `input` that are there, none of which has scales.
+void store_glu(Device& device,
+               const Tensor& gate,
+               const Tensor& up,
+               Glu kind,
+               const GemmInput& input,
+               int64_t prompt_rows);
+
+// Queue what their namesakes without "scaled" are, for rows with scales: scaled_rows.cu.
 
 struct ScaledStore {
     int64_t prompt_rows = 0;

@@ -1,0 +1,75 @@
+#pragma once
+// How a product on Hopper is cut into work for clusters of blocks (gemm_sm90.cuh). None of this
+// changes a bit of a result.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cuda/linear/hopper_blocks.h"
+
+namespace tessera::cuda::sm90 {
+
+using hopper::kBlocks;
+using hopper::kStageColumns;
+using hopper::kWarpgroups;
+
+inline constexpr int kTileStep = 32;      ///< tokens of a tile are a multiple
+inline constexpr int kLeastTile = 64;     ///< smaller ones take as long
+inline constexpr int kLargestTile = 256;  ///< what the registers of a block hold
+/// Stages that a sum takes before it is put aside and a new one begun: tensor cores cut off what
+/// they add, and few tokens need several blocks along the columns to fill a card. 46 make three
+/// chunks of 17408 columns.
+inline constexpr int kMostChunkStages = 46;
+/// Memory of sums that several blocks share or that are put aside.
+inline constexpr size_t kSumsBytes = size_t{64} << 20;
+
+/// Chunks of the columns of a product: their number depends on the columns alone, as the order of
+/// a sum does.
+struct Chunks {
+    int32_t stages;  ///< of all columns
+    int32_t count;
+    int32_t each;  ///< stages of a chunk, the last one takes what is left
+};
+inline Chunks chunks_of(int64_t columns) {
+    const auto up = [](int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); };
+    Chunks chunks{};
+    chunks.stages = up(columns, kStageColumns);
+    chunks.each = up(chunks.stages, up(chunks.stages, kMostChunkStages));
+    chunks.count = up(chunks.stages, chunks.each);
+    return chunks;
+}
+
+/// Tiles [0, whole) are each the work of a cluster, chunk after chunk. Each chunk of the next
+/// `chunked` tiles is an item of work, and of all others each chunk of each piece of tokens.
+struct Cut {
+    int32_t tile;         ///< tokens
+    int32_t token_tiles;  ///< for the same features
+    int32_t whole;
+    int32_t chunked;
+    int32_t piece;  ///< tokens
+    int32_t pieces;
+    int32_t items;  ///< of all kinds
+    Chunks chunks;
+};
+
+/// Bytes of the sums of a block for a tile of so many tokens.
+inline constexpr size_t sum_bytes(int tokens) {
+    return size_t{4} * 64 * kWarpgroups * static_cast<size_t>(tokens);
+}
+/// Bytes of the sums that clusters put aside: first one for each block of `clusters` that work on
+/// whole tiles, then one for each item that is a chunk of its tile.
+inline size_t running_bytes(const Cut& cut, int64_t clusters) {
+    if (cut.chunks.count == 1) return 0;
+    return static_cast<size_t>(std::min<int64_t>(cut.whole, clusters)) * kBlocks *
+           sum_bytes(cut.tile);
+}
+inline size_t shared_sum_bytes(const Cut& cut) {
+    if (cut.chunks.count == 1) return 0;
+    return static_cast<size_t>(cut.items - cut.whole) * kBlocks * sum_bytes(cut.tile);
+}
+
+/// The fastest cut of `rows` tokens for `feature_tiles` tiles of features of a cluster.
+Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clusters);
+
+}  // namespace tessera::cuda::sm90

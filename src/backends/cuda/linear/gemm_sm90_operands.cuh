@@ -1,0 +1,171 @@
+#pragma once
+// What the parts of gemm_sm90.cuh share: operands, the shared memory of a block, items of work.
+
+#include <cuda.h>
+
+#include "backends/cuda/linear/gemm_sm90_cut.h"
+#include "backends/cuda/linear/hopper_tiles.cuh"
+
+namespace tessera::cuda::sm90 {
+
+using hopper::kBoxRows;
+using hopper::kLoaders;
+using hopper::kStageUnits;
+using hopper::kThreads;
+using hopper::kWeightRowBytes;
+using hopper::StageScales;
+
+inline constexpr int kHalfColumns = 64;             ///< a row of 128 bytes of bf16
+inline constexpr int kTileRows = 64 * kWarpgroups;  ///< of weights, in a block
+static_assert(kBoxRows == kTileStep, "copies bring whole steps of a tile");
+
+/// Features of a block: its rows, or half of them where gate and up share them.
+template <bool kGated>
+inline constexpr int kFeatures = kGated ? kTileRows / 2 : kTileRows;
+
+/// What the kernel takes of a Product, and how the tiles are cut.
+struct Operands {
+    const uint8_t* scales;
+    const float* outer;
+    const float* bias;
+    float* out;
+    int64_t out_stride;
+    int64_t n;
+    int64_t rows;
+    int64_t units;
+    bool add;
+    bool scales_aligned;
+    DType format;
+    Cut cut;
+    int32_t stages;  ///< of the ring
+    int32_t stage_bytes;
+    float4* running;    ///< sums of whole tiles, a block each
+    float4* shared;     ///< sums of items
+    uint32_t* tickets;  ///< of items that share a sum, a warpgroup each; 0 between launches
+    // Gated alone:
+    const uint8_t* up_scales;
+    const float* up_outer;
+    Glu glu;
+};
+
+/// Operands of the copy engine.
+struct Maps {
+    CUtensorMap x;
+    CUtensorMap weights;
+    CUtensorMap up;   ///< gated alone
+    CUtensorMap out;  ///< gated alone
+};
+
+/// Tokens [token, end), in `count` columns of products, against features from `feature`, chunks
+/// [first_chunk, end_chunk).
+struct Item {
+    int32_t token, end, count, feature;
+    int32_t first_chunk, end_chunk;
+    int32_t place;  ///< among those that share sums with others, or -1
+};
+__device__ __forceinline__ Item item_of(const Operands& p, int index) {
+    const Cut& cut = p.cut;
+    // Divisors that nobody prepares for: the ends of items need the registers.
+    int chunks = cut.chunks.count, pieces = cut.pieces, token_tiles = cut.token_tiles;
+    make_opaque(chunks);
+    make_opaque(pieces);
+    make_opaque(token_tiles);
+    Item item{0, 0, cut.tile, 0, 0, chunks, -1};
+    int tile = index, piece = 0;
+    if (index >= cut.whole) {
+        const int part = index - cut.whole;
+        if (chunks > 1) {
+            item.place = part;
+            item.first_chunk = part % chunks;
+            item.end_chunk = item.first_chunk + 1;
+        }
+        const int group = part / chunks;
+        tile = cut.whole + group;
+        if (group >= cut.chunked) {
+            piece = (group - cut.chunked) % pieces;
+            tile = cut.whole + cut.chunked + (group - cut.chunked) / pieces;
+            item.count = min(cut.piece, cut.tile - piece * cut.piece);
+        }
+    }
+    item.feature = tile / token_tiles;
+    item.token = tile % token_tiles * cut.tile + piece * cut.piece;
+    item.end = item.token + item.count;
+    const int64_t left = p.rows - item.token;
+    if (left < item.count) {
+        // Columns of products without a token cost time.
+        item.end = static_cast<int32_t>(p.rows);
+        item.count = (static_cast<int>(left) + kTileStep - 1) / kTileStep * kTileStep;
+    }
+    if (item.count < kLeastTile) item.count = kLeastTile;
+    return item;
+}
+__device__ __forceinline__ int stages_of(const Operands& p, int chunk) {
+    const Chunks& chunks = p.cut.chunks;
+    return chunk + 1 < chunks.count ? chunks.each : chunks.stages - chunk * chunks.each;
+}
+
+inline constexpr int kMostStages = 8;
+inline constexpr int kWeightBytes = kTileRows * kWeightRowBytes;
+inline constexpr int kScaleBytes = kTileRows * 16;
+/// Where a warpgroup collects 32 tokens of gated values.
+inline constexpr int kOutBytes = 32 * 32 * 2;
+inline constexpr size_t kSharedMost = 232448;
+struct Fixed {
+    Barrier full[kMostStages], empty[kMostStages];
+    uint2 table;
+    uint32_t ticket[kWarpgroups];
+    int32_t item[4 * kWarpgroups];  ///< that a warp works on
+};
+/// Weights, scales and x of a stage.
+inline constexpr int stage_bytes(int tokens) {
+    return kWeightBytes + kScaleBytes + tokens * kStageColumns * 2;
+}
+static_assert(stage_bytes(kTileStep) % 1024 == 0, "swizzled boxes start at multiples");
+inline int stage_count(int tokens) {
+    const size_t most = kSharedMost - kWarpgroups * kOutBytes - sizeof(Fixed);
+    return std::min(kMostStages, static_cast<int>(most) / stage_bytes(tokens));
+}
+inline size_t shared_bytes(int tokens) {
+    return kWarpgroups * kOutBytes + sizeof(Fixed) +
+           static_cast<size_t>(stage_count(tokens) * stage_bytes(tokens));
+}
+
+/// The shared memory of a block: collected results, the ring, the rest.
+struct Memory {
+    unsigned char* start;
+    int32_t stages;
+    int32_t stage_bytes;
+
+    __device__ __forceinline__ unsigned char* out(int warpgroup) const {
+        return start + warpgroup * kOutBytes;
+    }
+    __device__ __forceinline__ unsigned char* weights(int slot) const {
+        return start + kWarpgroups * kOutBytes + slot * stage_bytes;
+    }
+    __device__ __forceinline__ unsigned char* scales(int slot) const {
+        return weights(slot) + kWeightBytes;
+    }
+    __device__ __forceinline__ unsigned char* x(int slot) const {
+        return weights(slot) + kWeightBytes + kScaleBytes;
+    }
+    __device__ __forceinline__ Fixed& fixed() const {
+        return *reinterpret_cast<Fixed*>(weights(stages));
+    }
+};
+
+/// Where a role stands in the ring.
+struct Place {
+    int slot = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void next(int stages) {
+        if (++slot == stages) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+    __device__ __forceinline__ int before(int stages) const {
+        return slot == 0 ? stages - 1 : slot - 1;
+    }
+};
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,81 @@
+// linear_glu: one product of prompt rows on Hopper; products and a pass of their results elsewhere.
+#include <algorithm>
+#include <utility>
+
+#include "backends/cuda/linear/linear.h"
+#include "backends/cuda/linear/product.cuh"
+#include "backends/cuda/rows/input.h"
+
+namespace tessera::cuda {
+namespace {
+
+#if TESSERA_SM90A
+void run_prompt(Device& device, const ProductCall& call, const Weight& up, Glu kind, void* out) {
+    const Product gate = product_of(call);
+    device.note_operands(Operands::k16Bits);
+    const GluProduct with{.codes = reinterpret_cast<const uint8_t*>(up.codes),
+                          .scales = reinterpret_cast<const uint8_t*>(up.scales),
+                          .outer = up.outer_scale,
+                          .kind = kind,
+                          .out = out};
+    run_glu_sm90(device, gate, with, call.weight.format);
+}
+#else
+void run_prompt(Device&, const ProductCall&, const Weight&, Glu, void*) {}
+#endif
+
+}  // namespace
+
+GemmInput CudaOps::linear_glu(
+    Exec& ex, const GemmInput& x, const Weight& gate, const Weight& up, Glu kind, ActWants wants) {
+    check(gate.rows == up.rows && gate.cols == up.cols && x.cols == gate.cols &&
+              gate.experts == 1 && up.experts == 1,
+          "linear_glu: shapes");
+    const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows), n = gate.rows;
+    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
+    // Nothing of this differs between plan and run.
+    const bool fused = prompt > 0 && gate.format == up.format && gate.wants == up.wants &&
+                       (kind == Glu::kSwiGlu || kind == Glu::kReGlu) && wants.prompt == kBF16 &&
+                       n % 32 == 0 && takes_gated(*device_, x, gate);
+    if (!fused) return Ops::linear_glu(ex, x, gate, up, kind, wants);
+    GemmInput input = allocate_input(ex, x.rows, n, wants);
+    const Scope scope(ex.arena);
+    const size_t before = ex.arena.used_bytes();
+    std::byte* const sums = allocate_sums(ex, *device_, gate);
+    // With sums, every division of the rows needs the same: plans try a few only.
+    const bool put_aside = ex.arena.used_bytes() > before;
+    const int64_t generated = x.rows - prompt, spare = put_aside ? x.rows : generated;
+    const Tensor gated = ex.arena.allocate(DType::kF32, {spare, n});
+    const Tensor other = ex.arena.allocate(DType::kF32, {spare, n});
+    if (ex.planning()) return input;
+    if (generated > 0) {
+        for (const auto& [weight, out] : {std::pair(&gate, &gated), std::pair(&up, &other)}) {
+            const Timed timed(*this, product_label("linear", weight->format),
+                              2.0 * static_cast<double>(generated * n * x.cols),
+                              static_cast<double>(matrix_bytes(weight->format, n, x.cols)));
+            launch_product(*device_, {.x = x,
+                                      .weight = *weight,
+                                      .bias = Tensor{},
+                                      .out = *out,
+                                      .kind = RowKind::kGenerated,
+                                      .rows = generated});
+        }
+        GemmInput rest{.rows = generated, .cols = n, .prompt = {}, .generated = input.generated};
+        const auto elements = static_cast<double>(generated * n);
+        const Timed timed(*this, "glu_input", 8 * elements, 10 * elements);
+        store_glu(*device_, gated.slice_rows(0, generated), other.slice_rows(0, generated), kind,
+                  rest, 0);
+    }
+    const auto rows = static_cast<double>(prompt);
+    const auto products = rows * static_cast<double>(n) * static_cast<double>(x.cols);
+    const Timed timed(*this, product_label("linear_glu", gate.format), 4 * products,
+                      2 * static_cast<double>(matrix_bytes(gate.format, n, x.cols)) +
+                          2 * rows * static_cast<double>(n + x.cols));
+    run_prompt(
+        *device_,
+        {.x = x, .weight = gate, .bias = Tensor{}, .out = Tensor{}, .rows = prompt, .sums = sums},
+        up, kind, input.prompt[0].values.data);
+    return input;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,13 @@
+#pragma once
+// Additions that the second-level cache does by itself.
+
+namespace tessera::cuda {
+
+/// *global += value, rounded to nearest; subnormal numbers count as 0. Nobody waits for it.
+__device__ __forceinline__ void reduce_add(float* global, float value) {
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)),
+                 "f"(value)
+                 : "memory");
+}
+
+}  // namespace tessera::cuda
