@@ -175,7 +175,7 @@ void run_decoded_sm90(Device& device, DType format, const Product& product);
 /// The same for plain products whose x is e4m3 with transposed quads: gemm_sm90_fp8.cuh.
 template <DType F>
 void run_gemm_sm90_fp8(Device& device, Product& product);
-/// What that wants of a weight of `rows` rows, once: out[rows], powers of two.
+/// What that wants of a weight of `rows` rows, once: out[rows].
 template <DType F>
 void find_row_factors(
     Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out);
