@@ -143,6 +143,20 @@ void wide_sweep(std::vector<OpCase>& cases) {
                             .outer_scale = 0.37f});
 }
 
+/// Gated products in one launch: tiles of 64 features and up to 256 tokens, with ends of both, and
+/// prompt rows beside others.
+void gated_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        for (const int32_t t : {1, 64, 95, 161, 300, 600})
+            for (const int64_t n : {32, 160, 288})
+                append(cases, FusedCase{.weight = format,
+                                        .n = n,
+                                        .k = t == 600 ? 192 : 576,
+                                        .t = t,
+                                        .prompt_rows = t % 2 == 1 && t > 1 ? t - 7 : t,
+                                        .glu = n == 160 ? Glu::kReGlu : Glu::kSwiGlu});
+}
+
 /// Prompt and generated rows in one call, with every epilogue.
 void mixed_sweep(std::vector<OpCase>& cases) {
     for (const DType format : kFormats)
@@ -236,16 +250,6 @@ void fused_sweep(std::vector<OpCase>& cases) {
                        .t = t,
                        .prompt_rows = t > 1 ? t - 1 : 0,
                        .glu = Glu::kSigmoid});
-    // Tiles of 64 features and up to 256 tokens, with ends of both, and prompt rows beside others.
-    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
-        for (const int32_t t : {1, 64, 95, 161, 300, 600})
-            for (const int64_t n : {32, 160, 288})
-                add_fused({.weight = format,
-                           .n = n,
-                           .k = t == 600 ? 192 : 576,
-                           .t = t,
-                           .prompt_rows = t % 2 == 1 && t > 1 ? t - 7 : t,
-                           .glu = n == 160 ? Glu::kReGlu : Glu::kSwiGlu});
     for (const FusedKind fused : {FusedKind::kGluInput, FusedKind::kGatedRmsNormInput})
         for (const DType format : {DType::kF32, DType::kBF16, DType::kQ4_0, DType::kNVFP4})
             for (const Glu kind : {Glu::kSwiGlu, Glu::kSigmoid})
@@ -335,6 +339,7 @@ std::vector<OpCase> all_cases() {
     add_expert_cases(cases);
     // Last, so that the others keep their seeds.
     spread_sweep(cases);
+    gated_sweep(cases);
     return cases;
 }
 
