@@ -1,0 +1,23 @@
+#pragma once
+// The product of NVFP4 weights with NVFP4 rows, for cards with FP4 tensor cores.
+
+#include "backends/cuda/linear/product.cuh"
+
+namespace tessera::cuda {
+
+/// Rows of x in NVFP4: value = e2m1 * ue4m3 of its 16 columns * the row's f32.
+struct Fp4Rows {
+    const uint8_t* codes;     ///< [rows][k / 2]: column 2j in the lower half of byte j
+    const uint8_t* scales;    ///< [rows][k / 16], codes 0 to 0x7e; aligned to 4 bytes
+    const float* row_scales;  ///< [rows]; a row that holds a NaN has NaN here
+};
+
+/// A plain product of `product` with `x` for its rows; `product.x` and `x_scales` do not matter.
+/// Columns are a multiple of 64, codes are aligned to 16 bytes and rows of them multiples of 32
+/// bytes, scales of the weight aligned to 4 bytes. A weight's scale 0x7f counts as 0. Sums in f32
+/// over instructions of 64 columns, in the order of the columns, whatever the tiles.
+/// Tiles of 256 x 128, 128 x 128, 128 x 64 features by tokens.
+template <class Mma>
+void run_gemm_nvfp4_sm120(Device& device, const Product& product, const Fp4Rows& x);
+
+}  // namespace tessera::cuda
