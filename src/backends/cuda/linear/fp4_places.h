@@ -74,18 +74,42 @@ constexpr int token_selector(int half, int fragment) {
     return 2 * half + fragment / 4 % 2;
 }
 
+/// Where a warp of the products reads: bytes from the start of a stage's weights, tokens, and of
+/// their scales. Warps have 16 * Fragments rows of the weight.
+template <int Fragments>
+struct Places {
+    uint32_t weights, tokens, weight_scales, token_scales;
+
+    constexpr Places(uint32_t warp, uint32_t lane)
+        : weights(
+              unit_place(warp * 16 * Fragments + weight_lane_row(lane), weight_lane_unit(lane))),
+          tokens(unit_place(token_lane_row(lane), token_lane_unit(lane))),
+          weight_scales((warp * 32 + lane) * Fragments * 4),
+          token_scales(lane * 16) {}
+
+    /// Of 16 rows of the weight, or of tokens from a multiple of 16 on, in one half. Two units
+    /// further is another bit of a unit's place.
+    constexpr uint32_t weights_of(uint32_t fragment, uint32_t half) const {
+        return (weights ^ half * (kHalfUnits * kUnitBytes)) + fragment * 16 * kRowBytes;
+    }
+    constexpr uint32_t tokens_of(uint32_t token, uint32_t half) const {
+        return (tokens ^ half * (kHalfUnits * kUnitBytes)) + token * kRowBytes;
+    }
+    /// Of the scales of a group of tokens.
+    constexpr uint32_t token_scales_of(uint32_t group) const { return token_scales + group * 512; }
+};
+
 /// Eight E2M1 codes, code i in bits 4i to 4i + 3, from a word of a resident weight, whose
 /// magnitudes stand there but whose signs stand where its decoders want them (formats.cuh): that of
-/// value i < 4 in bit 8i + 7, that of i >= 4 in bit 8 (i - 4) + 3. `pick` is pick_bytes() of
-/// ptx/permute.cuh. Five instructions.
-template <class Pick>
-constexpr uint32_t whole_codes(uint32_t word, const Pick& pick) {
+/// value i < 4 in bit 8i + 7, that of i >= 4 in bit 8 (i - 4) + 3. `bits` has pick_bytes() and
+/// choose_bits() (ptx/permute.cuh, ptx/fp4_mma.cuh). Five instructions.
+template <class Bits>
+constexpr uint32_t whole_codes(uint32_t word, const Bits& bits) {
     const uint32_t later = word >> 4;
     // The signs of the even values, which stand in bits 3, and of the odd ones, in bits 7.
-    const uint32_t even = pick(later, word, 0x6420u);
-    const uint32_t odd = pick(later, word, 0x2075u);
-    const uint32_t signs = (even & 0x08080808u) | (odd & 0x80808080u);
-    return (word & 0x77777777u) | (signs & 0x88888888u);
+    const uint32_t even = bits.pick_bytes(later, word, 0x6420u);
+    const uint32_t odd = bits.pick_bytes(later, word, 0x2075u);
+    return bits.choose_bits(0x80808080u, odd, bits.choose_bits(0x77777777u, word, even));
 }
 
 }  // namespace tessera::cuda::sm120

@@ -172,35 +172,23 @@ __device__ __forceinline__ void each(const Work& work) {
     each(std::make_integer_sequence<int, N>{}, work);
 }
 
-/// A permutation of bytes for whole_codes().
-struct PickBytes {
-    __device__ __forceinline__ uint32_t operator()(uint32_t low,
-                                                   uint32_t high,
-                                                   uint32_t selector) const {
-        return pick_bytes(low, high, selector);
+/// What whole_codes() is made of.
+struct DeviceBits {
+    static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low,
+                                                          uint32_t high,
+                                                          uint32_t selector) {
+        return cuda::pick_bytes(low, high, selector);
     }
-};
-
-/// Where a warp that multiplies reads: bytes from the start of a stage.
-template <class Tile>
-struct Places {
-    uint32_t weights, tokens, weight_scales, token_scales;
-
-    __device__ __forceinline__ Places(uint32_t warp, uint32_t lane)
-        : weights(unit_place(warp * 16 * Tile::kFragments + weight_lane_row(lane),
-                             weight_lane_unit(lane))),
-          tokens(unit_place(token_lane_row(lane), token_lane_unit(lane))),
-          weight_scales((warp * 32 + lane) * Tile::kFragments * 4),
-          token_scales(lane * 16) {}
-    /// From unit 0 or 1 of a row to the same unit of the next half.
-    static constexpr uint32_t kOtherHalf = kHalfUnits * kUnitBytes;
+    static __device__ __forceinline__ uint32_t choose_bits(uint32_t mask, uint32_t a, uint32_t b) {
+        return cuda::choose_bits(mask, a, b);
+    }
 };
 
 /// Sums of one stage.
 template <class Mma, class Tile>
 __device__ __forceinline__ void multiply(const Shared<Tile>& shared,
                                          int stage,
-                                         const Places<Tile>& places,
+                                         const Places<Tile::kFragments>& places,
                                          float (&sums)[Tile::kFragments][Tile::kTokens / 2]) {
     constexpr int kGroups = Tile::kTokens / kScaleGroup;
     const uint32_t weights = shared_address(shared.weights[stage]);
@@ -218,23 +206,20 @@ __device__ __forceinline__ void multiply(const Shared<Tile>& shared,
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
         token_scales[i] = load_shared_four(shared_address(shared.x_scales[stage]) +
-                                           places.token_scales + 512u * static_cast<uint32_t>(i));
+                                           places.token_scales_of(static_cast<uint32_t>(i)));
     each<kHalves>([&]<int Half>() {
-        constexpr uint32_t kTurn = Half * Places<Tile>::kOtherHalf;
         uint32_t a[Tile::kFragments][4];
 #pragma unroll
         for (int i = 0; i < Tile::kFragments; ++i) {
-            load_matrices_at(a[i], (weights + (places.weights ^ kTurn)) +
-                                       static_cast<uint32_t>(i) * 16 * kRowBytes);
+            load_matrices_at(a[i], weights + places.weights_of(static_cast<uint32_t>(i), Half));
 #pragma unroll
-            for (int j = 0; j < 4; ++j) a[i][j] = whole_codes(a[i][j], PickBytes{});
+            for (int j = 0; j < 4; ++j) a[i][j] = whole_codes(a[i][j], DeviceBits{});
         }
         each<Tile::kTokens / 8>([&]<int Fragment>() {
             // Tokens of two fragments come together.
             if constexpr (Fragment % 2 == 0) {
                 uint32_t two[4];
-                load_matrices_at(two,
-                                 (tokens + (places.tokens ^ kTurn)) + Fragment * 8 * kRowBytes);
+                load_matrices_at(two, tokens + places.tokens_of(8 * Fragment, Half));
                 each<2>([&]<int Other>() {
                     constexpr int kOf = Fragment + Other;
                     constexpr int kInGroup = kOf % (kScaleGroup / 8);
@@ -266,7 +251,12 @@ __device__ __forceinline__ void consume(const Operands& operands, Shared<Tile>& 
     const hopper::Operands& p = operands.base;
     const int thread = static_cast<int>(threadIdx.x) - 32 * kLoaders;
     const int lane = thread % 32, warp = thread / 32;
-    const Places<Tile> places(static_cast<uint32_t>(warp), static_cast<uint32_t>(lane));
+    Places<Tile::kFragments> places(static_cast<uint32_t>(warp), static_cast<uint32_t>(lane));
+    // Else they are worked out anew with every stage.
+    make_opaque(places.weights);
+    make_opaque(places.tokens);
+    make_opaque(places.weight_scales);
+    make_opaque(places.token_scales);
     const float outer = p.outer[0];
     Ring<Tile::kStages> ring;
     for (int index = static_cast<int>(blockIdx.x); index < p.items;

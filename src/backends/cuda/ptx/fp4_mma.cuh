@@ -44,6 +44,14 @@ struct NativeFp4Mma {
     }
 };
 
+/// Bits of `a` where `mask` has ones, of `b` elsewhere; in one instruction, which the compiler
+/// would rather split.
+__device__ __forceinline__ uint32_t choose_bits(uint32_t mask, uint32_t a, uint32_t b) {
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(out) : "r"(mask), "r"(a), "r"(b));
+    return out;
+}
+
 /// Four E2M1 codes (16 bits), doubled, as signed bytes.
 __device__ __forceinline__ uint32_t doubled_e2m1(uint32_t codes) {
     const uint32_t magnitudes = pick_bytes(0x03020100u, 0x0c080604u, codes & 0x7777u);
