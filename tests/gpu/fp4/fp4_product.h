@@ -1,0 +1,39 @@
+#pragma once
+// The product of gemm_nvfp4_sm120.cuh on the card, with the instruction or with what stands for it.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "fp4_operands.h"
+
+namespace tessera {
+
+enum class Fp4Instruction : uint8_t {
+    kEmulated,
+    kDelayed,  ///< emulated, and every warp waits for times that differ before it goes on
+    kNative    ///< cards with FP4 tensor cores only
+};
+
+/// Of the tiles that the kernel has (sm120::kTiles).
+inline constexpr int kFp4Tiles = 3;
+
+struct Fp4Problem {
+    const Fp4Matrix& weight;
+    const Fp4Matrix& x;
+    const std::vector<float>& row_scales;
+    float outer = 1.0f;
+    std::vector<float> bias;  ///< or empty
+    std::vector<float> out;   ///< [x.rows][out_stride], what is there before
+    int64_t out_stride = 0;
+    bool add = false;
+};
+
+/// `out` after the product, in tiles of one size or of that which the kernel chooses.
+std::vector<float> multiply_fp4(const Fp4Problem& problem,
+                                Fp4Instruction instruction,
+                                std::optional<int> tile);
+/// Whether the card multiplies FP4.
+bool card_multiplies_fp4();
+
+}  // namespace tessera

@@ -1,0 +1,192 @@
+// The product NVFP4 x NVFP4: bit for bit where sums are exact, within the rounding of f32 sums
+// elsewhere; on cards without FP4 tensor cores with an emulated instruction.
+#include "gpu/fp4/fp4_product.h"
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "gpu/gpu.h"
+
+namespace tessera {
+namespace {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+struct Shape {
+    int64_t n, tokens, k;
+};
+
+/// A problem and what owns its operands. Columns of `out` behind n are nobody's.
+struct Operands {
+    Fp4Matrix weight, x;
+    std::vector<float> row_scales;
+
+    Operands(Shape shape, bool exact)
+        : weight(random_fp4(shape.n, shape.k, exact, 1)),
+          x(random_fp4(shape.tokens, shape.k, exact, 2)) {
+        for (int64_t i = 0; i < shape.tokens; ++i)
+            row_scales.push_back(0.01f + 0.001f * static_cast<float>(i % 97));
+    }
+
+    Fp4Problem problem(bool biased, bool add) const {
+        Fp4Problem problem{.weight = weight,
+                           .x = x,
+                           .row_scales = row_scales,
+                           .outer = 0.37f,
+                           .bias = {},
+                           .out = {},
+                           .out_stride = weight.rows + 5,
+                           .add = add};
+        if (biased)
+            for (int64_t i = 0; i < weight.rows; ++i)
+                problem.bias.push_back(0.3f * static_cast<float>(i % 11));
+        const auto count = static_cast<size_t>(x.rows * problem.out_stride);
+        for (size_t i = 0; i < count; ++i)
+            problem.out.push_back(add ? 0.7f * static_cast<float>(i % 13) : -1234.5f);
+        return problem;
+    }
+};
+
+/// The results by the definition, rounded where the kernel rounds.
+std::vector<float> expected(const Fp4Problem& problem, const std::vector<double>& sums) {
+    std::vector<float> out = problem.out;
+    const int64_t n = problem.weight.rows;
+    for (int64_t token = 0; token < problem.x.rows; ++token) {
+        for (int64_t row = 0; row < n; ++row) {
+            float& value = out[static_cast<size_t>(token * problem.out_stride + row)];
+            const float factor = problem.outer * problem.row_scales[static_cast<size_t>(token)];
+            float result = static_cast<float>(sums[static_cast<size_t>(token * n + row)]) * factor;
+            if (!problem.bias.empty()) result += problem.bias[static_cast<size_t>(row)];
+            if (problem.add) result += value;
+            value = result;
+        }
+    }
+    return out;
+}
+
+int differing_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    EXPECT_EQ(a.size(), b.size());
+    int count = 0;
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+        count += std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i]);
+    return count;
+}
+
+/// The instruction that the card shall show: its own, else the emulated one.
+Fp4Instruction instruction() {
+    static const Fp4Instruction found =
+        card_multiplies_fp4() ? Fp4Instruction::kNative : Fp4Instruction::kEmulated;
+    return found;
+}
+
+class Fp4Product : public CardTest {};
+
+// Guards against operands, scales or results of other rows and columns: partial tiles of both
+// kinds, stages that are half full, rings that turn, bias and sums to what is there.
+TEST_F(Fp4Product, ExactSumsAreTheHostsBits) {
+    constexpr std::array<int64_t, 11> kTokens{1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 200};
+    constexpr std::array<int64_t, 5> kRows{1, 16, 130, 257, 300};
+    constexpr std::array<int64_t, 5> kColumns{64, 128, 192, 448, 1088};
+    for (size_t i = 0; i < kTokens.size(); ++i) {
+        for (size_t j = 0; j < kRows.size(); ++j) {
+            const Shape shape{kRows[j], kTokens[i], kColumns[(i + j) % kColumns.size()]};
+            const Operands operands(shape, /*exact=*/true);
+            const Fp4Problem problem = operands.problem(j % 2 == 0, (i + j) % 2 == 0);
+            const std::vector<float> right =
+                expected(problem, fp4_sums(operands.weight, operands.x).sums);
+            for (int tile = 0; tile < kFp4Tiles; ++tile)
+                EXPECT_EQ(differing_bits(multiply_fp4(problem, instruction(), tile), right), 0)
+                    << "tile " << tile << ": " << shape.n << " x " << shape.tokens << " x "
+                    << shape.k;
+        }
+    }
+}
+
+// Guards against blocks that lose their place in the ring, or their factors, between two tiles.
+TEST_F(Fp4Product, BlocksTakeSeveralTiles) {
+    const Operands operands({4100, 1100, 320}, /*exact=*/true);
+    const Fp4Problem problem = operands.problem(/*biased=*/true, /*add=*/false);
+    const std::vector<float> right = expected(problem, fp4_sums(operands.weight, operands.x).sums);
+    EXPECT_EQ(differing_bits(multiply_fp4(problem, instruction(), std::nullopt), right), 0);
+    EXPECT_EQ(differing_bits(multiply_fp4(problem, instruction(), 0), right), 0);
+}
+
+// Guards against scales that are wrong by what powers of two hide: all scales of all sizes, and the
+// bits of all tiles are the same.
+TEST_F(Fp4Product, AnySumsAreNear) {
+    const Shape shape{300, 140, 1088};
+    const Operands operands(shape, /*exact=*/false);
+    const Fp4Problem problem = operands.problem(/*biased=*/false, /*add=*/false);
+    const Fp4Sums right = fp4_sums(operands.weight, operands.x);
+    const std::vector<float> out = multiply_fp4(problem, instruction(), 0);
+    // Every 16 columns, the factor and the product with it round once.
+    const double bound = static_cast<double>(shape.k / 16 + 4) * 0x1p-24;
+    int wrong = 0;
+    for (int64_t token = 0; token < shape.tokens; ++token) {
+        for (int64_t row = 0; row < shape.n; ++row) {
+            const auto at = static_cast<size_t>(token * shape.n + row);
+            const double factor =
+                double{problem.outer} * operands.row_scales[static_cast<size_t>(token)];
+            const double value = out[static_cast<size_t>(token * problem.out_stride + row)];
+            wrong += !(std::abs(value - right.sums[at] * factor) <=
+                       bound * right.magnitudes[at] * factor);
+        }
+    }
+    EXPECT_EQ(wrong, 0);
+    for (int tile = 1; tile < kFp4Tiles; ++tile)
+        EXPECT_EQ(differing_bits(multiply_fp4(problem, instruction(), tile), out), 0);
+}
+
+// Guards against waits that only the speed of one role makes superfluous.
+TEST_F(Fp4Product, DelaysChangeNothing) {
+    const Operands operands({700, 300, 1088}, /*exact=*/false);
+    const Fp4Problem problem = operands.problem(/*biased=*/false, /*add=*/true);
+    for (int tile = 0; tile < kFp4Tiles; ++tile) {
+        const std::vector<float> right = multiply_fp4(problem, Fp4Instruction::kEmulated, tile);
+        EXPECT_EQ(differing_bits(multiply_fp4(problem, Fp4Instruction::kDelayed, tile), right), 0);
+    }
+}
+
+// Guards against rows that see their neighbours: alone, a row has the bits that it has among many.
+TEST_F(Fp4Product, RowsDoNotDependOnOthers) {
+    const Operands many({130, 200, 448}, /*exact=*/false);
+    const Fp4Problem problem = many.problem(/*biased=*/false, /*add=*/false);
+    const std::vector<float> all = multiply_fp4(problem, instruction(), std::nullopt);
+    for (const int64_t row : {0, 77, 199}) {
+        Operands one({130, 1, 448}, /*exact=*/false);
+        std::copy_n(many.x.codes.begin() + row * 448, 448, one.x.codes.begin());
+        std::copy_n(many.x.scales.begin() + row * 28, 28, one.x.scales.begin());
+        one.row_scales[0] = many.row_scales[static_cast<size_t>(row)];
+        const std::vector<float> alone =
+            multiply_fp4(one.problem(/*biased=*/false, /*add=*/false), instruction(), std::nullopt);
+        const auto first = all.begin() + row * problem.out_stride;
+        EXPECT_EQ(differing_bits(alone, {first, first + problem.out_stride}), 0) << row;
+    }
+}
+
+// Guards against a NaN that spreads over the tile, and a weight's scale 0x7f that makes one: it
+// counts as 0 everywhere else.
+TEST_F(Fp4Product, WhatIsNoNumberStaysInItsRow) {
+    Operands operands({130, 70, 192}, /*exact=*/true);
+    operands.row_scales[3] = kNaN;
+    Fp4Matrix zeroed = operands.weight;
+    for (size_t i = 0; i < operands.weight.scales.size(); i += 5) {
+        operands.weight.scales[i] = i % 2 == 0 ? 0x7f : 0xff;
+        zeroed.scales[i] = 0;
+    }
+    const Fp4Problem problem = operands.problem(/*biased=*/true, /*add=*/false);
+    const std::vector<float> right = expected(problem, fp4_sums(zeroed, operands.x).sums);
+    const std::vector<float> out = multiply_fp4(problem, instruction(), std::nullopt);
+    for (size_t i = 0; i < out.size(); ++i) {
+        const auto stride = static_cast<size_t>(problem.out_stride);
+        if (i / stride == 3 && i % stride < 130)
+            EXPECT_TRUE(std::isnan(out[i])) << i;
+        else
+            EXPECT_EQ(out[i], right[i]) << i;
+    }
+}
+
+}  // namespace
+}  // namespace tessera
