@@ -14,7 +14,16 @@
 namespace tessera {
 namespace {
 
-using namespace cuda::sm120;
+using cuda::sm120::kHalves;
+using cuda::sm120::kRowScaleBytes;
+using cuda::sm120::kStageColumns;
+using cuda::sm120::Places;
+using cuda::sm120::token_scale_place;
+using cuda::sm120::token_scale_word;
+using cuda::sm120::token_selector;
+using cuda::sm120::weight_scale_place;
+using cuda::sm120::weight_selector;
+using cuda::sm120::whole_codes;
 
 using Registers4 = std::array<std::array<uint32_t, 4>, 32>;
 
