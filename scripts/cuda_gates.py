@@ -18,7 +18,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 EVERYWHERE = ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM")
 # Products of warpgroups, copies of boxes, barriers that copies arrive on.
 HOPPER = ("HGMMA.64x256x16.F32.BF16", "UTMALDG", "SYNCS")
-EXPECTED = {"sm_80": EVERYWHERE, "sm_90a": EVERYWHERE + HOPPER, "sm_120": EVERYWHERE}
+# Products of FP4 and the copies for them: only in builds for sm_120f, which is named sm_120 as well.
+BLACKWELL = ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", "UTMALDG", "SYNCS")
+EXPECTED = {"sm_80": EVERYWHERE, "sm_90a": EVERYWHERE + HOPPER, "sm_120": EVERYWHERE + BLACKWELL}
+# Tiles of linear/gemm_nvfp4_sm120.cuh: products of a warp and stage, and how many percent of their issue slots (16 of them
+# a product) the other instructions of the loop may take. What has no room beside them is issued late.
+FP4_KERNEL = re.compile(r"5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi(\d+)ELi(\d+)E")
+FP4_TILES = {(256, 128): (64, 20), (128, 128): (32, 25), (128, 64): (16, 40)}
+FP4_SLOTS = 16
+FP4_REGISTERS = 168
 # ptxas 13.0 makes a numeric conversion of the store of one byte of a half-precision result.
 KNOWN_FAULT = "F2I.U8.F16"
 
@@ -48,6 +56,45 @@ def spills(image):
             yield name, local
 
 
+def fp4_loop(code):
+    """(products, others, others that are NOP) in the loop of a kernel's disassembly that holds all its products of FP4."""
+    lines = re.findall(r"^(?:(\.L_x_\d+):|\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?(\S+)(.*))$", code, re.MULTILINE)
+    labels = {label: place for place, (label, _, _) in enumerate(lines) if label}
+    products = [place for place, (_, name, _) in enumerate(lines) if name.startswith("OMMA")]
+    loops = []
+    for place, (_, name, rest) in enumerate(lines):
+        target = re.search(r"`\((\.L_x_\d+)\)", rest) if name.startswith("BRA") else None
+        if products and target and place > products[-1] and labels[target.group(1)] < products[0]:
+            loops.append(lines[labels[target.group(1)] : place + 1])
+    if not loops:
+        return 0, 0, 0
+    names = [name for _, name, _ in min(loops, key=len) if name]
+    return len(products), sum(not name.startswith("OMMA") for name in names), names.count("NOP")
+
+
+def fp4_faults(image, code):
+    """What is wrong with the products of FP4 in an image; prints what their loops hold."""
+    usages = subprocess.run([tool("cuobjdump"), "-res-usage", str(image)], capture_output=True, text=True, check=True).stdout
+    registers = dict(re.findall(r"Function (\S+):\s*\n\s*REG:(\d+)", usages))
+    for name, body in re.findall(r"^\.text\.(\S+):$(.*?)(?=^\s*\.section|\Z)", code, re.MULTILINE | re.DOTALL):
+        kernel = FP4_KERNEL.search(name)
+        if not kernel:
+            continue
+        tile = tuple(map(int, kernel.groups()))
+        wanted, most = FP4_TILES[tile]
+        products, others, empty = fp4_loop(body)
+        percent = 100 * others / (FP4_SLOTS * max(products, 1))
+        label = f"FP4 tile {tile[0]} x {tile[1]}"
+        print(f"{label}: {products} products, {others} other instructions a stage ({empty} of them NOP): {percent:.1f}% of the slots")
+        if products != wanted:
+            yield f"{label}: {products} products in its loop, not {wanted}"
+        if percent > most:
+            yield f"{label}: other instructions take {percent:.1f}% of the slots, more than {most}%"
+        if int(registers.get(name, 0)) > FP4_REGISTERS:
+            yield f"{label}: {registers[name]} registers"
+        yield from (f"{label}: {access}" for access in ("LDL", "STL", "CALL") if re.search(rf"\s{access}[.\s]", body))
+
+
 def main():
     library = pathlib.Path(sys.argv[1]).resolve()
     wanted = sys.argv[2:] or list(EXPECTED)
@@ -64,6 +111,7 @@ def main():
                 code = subprocess.run([tool("nvdisasm"), "-c", str(image)], capture_output=True, text=True, check=True).stdout
                 for instruction in (*EXPECTED[arch], KNOWN_FAULT):
                     counts[instruction] += code.count(instruction)
+                faults += [f"{arch}: {fault}" for fault in fp4_faults(image, code)]
             faults += [f"{arch}: no {name}" for name in EXPECTED[arch] if counts[name] == 0]
             if counts[KNOWN_FAULT]:
                 faults.append(f"{arch}: {counts[KNOWN_FAULT]} times {KNOWN_FAULT}: see f16_of_f32 in rows/codec.cuh")
