@@ -1,4 +1,5 @@
 #include "backends/cuda/linear/gemm_nvfp4_sm120.cuh"
+#include "backends/cuda/rows/scaled_rows.cuh"
 #include "gpu/fp4/fp4_product.h"
 
 namespace tessera {
@@ -20,6 +21,15 @@ const T* send(cuda::Device& device, const std::vector<T>& from) {
     std::byte* to = device.allocate(from.size() * sizeof(T));
     device.send(to, from.data(), from.size() * sizeof(T));
     return reinterpret_cast<const T*>(to);
+}
+
+template <class T>
+std::vector<T> fetch(cuda::Device& device, const T* from, size_t count) {
+    device.synchronize();
+    std::vector<T> out(count);
+    cuda::check_cuda(cudaMemcpy(out.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost),
+                     "reading results");
+    return out;
 }
 
 template <class Mma>
@@ -66,12 +76,31 @@ std::vector<float> multiply_fp4(const Fp4Problem& problem,
             run<cuda::NativeFp4Mma>(device, product, x, tile);
             break;
     }
-    device.synchronize();
-    std::vector<float> result(problem.out.size());
-    cuda::check_cuda(
-        cudaMemcpy(result.data(), out, result.size() * sizeof(float), cudaMemcpyDeviceToHost),
-        "reading a product");
-    return result;
+    return fetch(device, out, problem.out.size());
+}
+
+Fp4Quantized quantize_fp4(const std::vector<float>& x, int64_t rows, int64_t cols) {
+    cuda::Device device(cuda::CudaOptions{});
+    const auto count = static_cast<size_t>(rows * cols);
+    cuda::rows::ScaledCopy work;
+    work.x.data = send(device, x);
+    work.x.stride[0] = cols;
+    work.vector = true;
+    work.sink.fp4 = reinterpret_cast<uint8_t*>(device.allocate(count / 2));
+    work.sink.fp4_scales = reinterpret_cast<uint8_t*>(device.allocate(count / 16));
+    work.sink.row_scales =
+        reinterpret_cast<float*>(device.allocate(static_cast<size_t>(rows) * sizeof(float)));
+    work.sink.prompt_rows = static_cast<uint32_t>(rows);
+    work.sink.cols = cols;
+    const int64_t threads = cuda::ceil_div(cols / 4, 32 * cuda::rows::kScaledHeld) * 32;
+    device.launch(
+        "quantize_fp4", cuda::rows::scaled_rows_kernel<cuda::rows::ScaledCopy>,
+        dim3(static_cast<unsigned>(rows)),
+        dim3(static_cast<unsigned>(std::min<int64_t>(threads, cuda::rows::kScaledMaxThreads))), 0,
+        work);
+    return {fetch(device, work.sink.fp4, count / 2),
+            fetch(device, work.sink.fp4_scales, count / 16),
+            fetch(device, work.sink.row_scales, static_cast<size_t>(rows))};
 }
 
 bool card_multiplies_fp4() {

@@ -33,6 +33,16 @@ struct Fp4Problem {
 std::vector<float> multiply_fp4(const Fp4Problem& problem,
                                 Fp4Instruction instruction,
                                 std::optional<int> tile);
+
+/// Rows of x in the form that the product takes.
+struct Fp4Quantized {
+    std::vector<uint8_t> codes;   ///< [rows][cols / 2]
+    std::vector<uint8_t> scales;  ///< [rows][cols / 16]
+    std::vector<float> row_scales;
+};
+/// By the kernel of rows/scaled_rows.cuh.
+Fp4Quantized quantize_fp4(const std::vector<float>& x, int64_t rows, int64_t cols);
+
 /// Whether the card multiplies FP4.
 bool card_multiplies_fp4();
 

@@ -6,7 +6,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <random>
 
+#include "core/codec.h"
 #include "gpu/gpu.h"
 
 namespace tessera {
@@ -185,6 +187,63 @@ TEST_F(Fp4Product, WhatIsNoNumberStaysInItsRow) {
             EXPECT_TRUE(std::isnan(out[i])) << i;
         else
             EXPECT_EQ(out[i], right[i]) << i;
+    }
+}
+
+/// Rows by the codec: blocks of 64 are four scales and 32 bytes, whose byte 8 s + j holds the codes
+/// j and, above it, j + 8 of the 16 values s.
+Fp4Quantized by_codec(const std::vector<float>& x, int64_t cols) {
+    Fp4Quantized out;
+    std::vector<std::byte> blocks(static_cast<size_t>(cols / 64 * 36));
+    std::vector<float> scaled(static_cast<size_t>(cols));
+    for (size_t first = 0; first < x.size(); first += scaled.size()) {
+        float largest = 0.0f;
+        for (size_t k = 0; k < scaled.size(); ++k)
+            largest = std::max(largest, std::abs(x[first + k]));
+        const float scale = largest > 0.0f ? largest / (6.0f * 448.0f) : 1.0f;
+        out.row_scales.push_back(scale);
+        for (size_t k = 0; k < scaled.size(); ++k) scaled[k] = x[first + k] / scale;
+        quantize_row(DType::kNVFP4, scaled.data(), cols, blocks.data(), Nvfp4Policy::kAmax6);
+        for (size_t block = 0; block < blocks.size(); block += 36) {
+            for (size_t sub = 0; sub < 4; ++sub) {
+                out.scales.push_back(std::to_integer<uint8_t>(blocks[block + sub]));
+                const auto code = [&](size_t j) {
+                    return std::to_integer<uint32_t>(blocks[block + 4 + 8 * sub + j % 8]) >>
+                               (j / 8 * 4) &
+                           15u;
+                };
+                for (size_t j = 0; j < 16; j += 2)
+                    out.codes.push_back(static_cast<uint8_t>(code(j) | code(j + 1) << 4));
+            }
+        }
+    }
+    return out;
+}
+
+// Guards against codes and scales in another order than the product reads them in, against another
+// rounding than the codec's, and against rows without numbers that look like others.
+TEST_F(Fp4Product, QuantizedRowsAreTheCodecs) {
+    for (const int64_t cols : {64, 192, 1088, 20800}) {
+        constexpr int64_t kRows = 5;
+        std::vector<float> x;
+        std::mt19937 random(3);
+        for (int64_t i = 0; i < kRows * cols; ++i) {
+            const float value = static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f;
+            // Of many sizes; a row and a block of zeros.
+            const bool zero = i / cols == 1 || (i / cols == 2 && i % cols < 16);
+            x.push_back(zero ? 0.0f : std::ldexp(value, static_cast<int>(random() % 12)));
+        }
+        const Fp4Quantized right = by_codec(x, cols);
+        Fp4Quantized out = quantize_fp4(x, kRows, cols);
+        EXPECT_EQ(out.codes, right.codes) << cols;
+        EXPECT_EQ(out.scales, right.scales) << cols;
+        EXPECT_EQ(differing_bits(out.row_scales, right.row_scales), 0) << cols;
+        x[static_cast<size_t>(3 * cols + 17)] = kNaN;
+        x[static_cast<size_t>(4 * cols + 33)] = std::numeric_limits<float>::infinity();
+        out = quantize_fp4(x, kRows, cols);
+        EXPECT_TRUE(std::isnan(out.row_scales[3])) << cols;
+        EXPECT_TRUE(std::isnan(out.row_scales[4])) << cols;
+        EXPECT_EQ(out.row_scales[2], right.row_scales[2]) << cols;
     }
 }
 

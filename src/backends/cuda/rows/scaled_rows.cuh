@@ -78,20 +78,39 @@ struct ScaledRow {
         float largest = largest_of(scaled, 0.0f);
         largest = fmaxf(largest, of_lane(largest, 1));
         largest = fmaxf(largest, of_lane(largest, 2));
-        const float of_block = ue4m3_value(ue4m3_code(__fdiv_rn(largest, 6.0f)));
+        const uint32_t block_code = ue4m3_code(__fdiv_rn(largest, 6.0f));
+        const float of_block = ue4m3_value(block_code);
+        uint32_t codes = 0;
+        bool numbers = true;
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
             const uint32_t code = of_block == 0.0f ? 0 : nv_code(scaled.value[i], of_block);
+            codes |= code << (4 * i);
             // What is no number stays none.
             if (scaled.value[i] == scaled.value[i])
                 scaled.value[i] = __fmul_rn(e2m1_value(code), of_block);
+            else
+                numbers = false;
         }
         if (!inside) return;
+        if (sink.fp4 != nullptr) return store_fp4(codes, block_code, numbers, column);
         __nv_bfloat16* values = sink.nvfp4 + row * sink.cols;
         if (sink.transposed_pairs)
             store_pairs(scaled, column, sink.cols, sink.cols % 4 == 0, values);
         else
             store_four(scaled, column, sink.cols, sink.cols % 4 == 0, values);
+    }
+
+    /// Four codes, and the scale of their block. No code is no number, so that the row's scale has
+    /// to be none.
+    __device__ __forceinline__ void store_fp4(uint32_t codes,
+                                              uint32_t block_code,
+                                              bool numbers,
+                                              int64_t column) const {
+        const int64_t place = row * sink.cols + column;
+        *reinterpret_cast<uint16_t*>(sink.fp4 + place / 2) = static_cast<uint16_t>(codes);
+        if (column % 16 == 0) sink.fp4_scales[place / 16] = static_cast<uint8_t>(block_code);
+        if (!numbers) sink.row_scales[row] = __uint_as_float(0x7fffffffu);
     }
 };
 
@@ -240,6 +259,8 @@ __global__ void __launch_bounds__(kScaledMaxThreads, 1)
     const ScaledRow scaled(sink, row, largest);
     const bool prompt = row < sink.prompt_rows;
     if (prompt && first == 0) sink.row_scales[row] = scaled.scale;
+    // Whoever finds what is no number puts another scale there.
+    if (sink.fp4 != nullptr) __syncthreads();
     const auto store = [&](const Four& four, int64_t column) {
         const bool inside = column < sink.cols;
         if (prompt) scaled.store(four, column, inside);
