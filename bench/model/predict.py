@@ -12,12 +12,14 @@ import itertools
 import json
 import pathlib
 import sys
+import typing
 
 import models
 import products
 import sass
 from cards import CARDS, Card
 
+Row = dict[str, typing.Any]  # of measured.json
 HERE = pathlib.Path(__file__).resolve().parent
 COUNTS = HERE / "counts.json"
 IMAGES = ("products_sm90.", "products_fp8_sm90.", "products_nvfp4_sm120.")
@@ -38,7 +40,7 @@ def blackwell() -> models.Kernels:
     return models.Kernels(tiles, tiles, tiles[0].column_bytes)
 
 
-def predicted_us(row: dict) -> float:
+def predicted_us(row: Row) -> float:
     """The model's time for a row of measured.json."""
     card = CARDS[row["card"]]
     if row["kind"] == "product":
@@ -53,12 +55,13 @@ def predicted_us(row: dict) -> float:
     return sum(models.prompt_us(model, card, kernels, row["tokens"], row["at_once"]).values())
 
 
-def measured() -> list[dict]:
-    return json.loads((HERE / "measured.json").read_text())
+def measured() -> list[Row]:
+    rows: list[Row] = json.loads((HERE / "measured.json").read_text())
+    return rows
 
 
-def near(row: dict) -> bool:
-    return abs(predicted_us(row) / row["us"] - 1) <= ALLOWED
+def near(row: Row) -> bool:
+    return bool(abs(predicted_us(row) / row["us"] - 1) <= ALLOWED)
 
 
 def print_measured() -> None:

@@ -66,7 +66,7 @@ def bounds(kernel: Kernel, card: Card, tokens: int) -> dict[str, float]:
 
 
 def norm(values: list[float]) -> float:
-    return sum(v**NORM for v in values) ** (1 / NORM)
+    return float(sum(v**NORM for v in values) ** (1 / NORM))
 
 
 def tile_clocks(kernel: Kernel, card: Card, tokens: int, steps: int, shared: bool) -> float:
