@@ -145,7 +145,7 @@ def compare(found: dict[str, sass.Loop], stored: dict[str, sass.Loop]) -> list[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(usage=__doc__)
+    parser = argparse.ArgumentParser(usage=(__doc__ or "").split("usage: ")[1])
     parser.add_argument("--library", type=pathlib.Path, nargs="+", default=[])
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
