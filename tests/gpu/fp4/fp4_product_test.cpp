@@ -106,6 +106,21 @@ TEST_F(Fp4Product, ExactSumsAreTheHostsBits) {
     }
 }
 
+// Guards against counts of tokens that some tile does not end at.
+TEST_F(Fp4Product, EveryCountOfTokens) {
+    constexpr std::array<int64_t, 4> kColumns{64, 128, 192, 320};
+    for (int64_t tokens = 1; tokens <= 520; ++tokens) {
+        const Shape shape{1 + tokens * 7 % 37, tokens, kColumns[static_cast<size_t>(tokens % 4)]};
+        const Operands operands(shape, /*exact=*/true);
+        const Fp4Problem problem = operands.problem(/*biased=*/false, /*add=*/false);
+        const std::vector<float> right =
+            expected(problem, fp4_sums(operands.weight, operands.x).sums);
+        const auto tile = static_cast<int>(tokens % kFp4Tiles);
+        ASSERT_EQ(differing_bits(multiply_fp4(problem, instruction(), tile), right), 0)
+            << "tile " << tile << ": " << shape.n << " x " << tokens << " x " << shape.k;
+    }
+}
+
 // Guards against blocks that lose their place in the ring, or their factors, between two tiles.
 TEST_F(Fp4Product, BlocksTakeSeveralTiles) {
     const Operands operands({4100, 1100, 320}, /*exact=*/true);
