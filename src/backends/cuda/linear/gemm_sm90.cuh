@@ -107,7 +107,7 @@ __device__ __forceinline__ uint4 bf16_scales(const StageScales<DType::kMXFP4>& r
 
 template <DType F, bool kGated>
 __device__ __forceinline__ void produce(const Maps& maps, const Operands& p, const Memory& memory) {
-    constexpr int kOwn = kFeatures<kGated>;
+    constexpr int kOwn = kOwnFeatures<kGated>;
     Place ring;
     const int block = static_cast<int>(block_in_cluster());
     const int thread = static_cast<int>(threadIdx.x);
@@ -191,7 +191,7 @@ __device__ __forceinline__ void multiply(const Memory& memory,
                                          Place& ring,
                                          int stages,
                                          float (&all)[kSums]) {
-    constexpr uint32_t kSecond = kGated ? kTileRows / 2 : 8;  ///< rows to the other one
+    constexpr uint32_t kSecond = kGated ? kFeatures / 2 : 8;  ///< rows to the other one
     const auto with = Multiplier::make<kGated>(memory);
     Fixed& fixed = memory.fixed();
     float sums[Tokens / 2] = {};
@@ -301,7 +301,7 @@ __device__ __forceinline__ void finish_item(const Maps& maps,
     int warp = static_cast<int>(threadIdx.x) / 32 - 4;
     make_opaque(warp);
     const int64_t feature =
-        (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures<kGated>;
+        (static_cast<int64_t>(item.feature) * kBlocks + block) * kOwnFeatures<kGated>;
     if constexpr (kGated)
         store_gated(p, item, &maps.out, memory.out(warp / 4),
                     static_cast<int32_t>(feature) + warp / 4 * 32, sums);
@@ -415,17 +415,6 @@ inline Operands operands_of(const Product& product,
     const auto shared = static_cast<size_t>((p.cut.items - p.cut.whole) / p.cut.chunks.count);
     check(shared * kBlocks * kWarpgroups <= Device::kTickets, "more shared sums than tickets");
     return p;
-}
-
-inline CUtensorMap out_map(const Product& product, void* out) {
-    return tensor_map(
-        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE,
-         .data = out,
-         .axes = 2,
-         .shape = {static_cast<uint64_t>(product.n), static_cast<uint64_t>(product.rows)},
-         .stride_bytes = {static_cast<uint64_t>(product.n) * 2},
-         .box = {32, 32}});
 }
 
 template <bool kGated>

@@ -3,14 +3,10 @@
 // bf16. A thread holds, for every 8 tokens of its tile, sums[4 j + 2 half + i]: row group + 8 half
 // of its warp, token 8 j + 2 t + i (ptx/wgmma.cuh).
 
-#include <cuda_bf16.h>
-
+#include "backends/cuda/linear/gated_tiles.cuh"
 #include "backends/cuda/linear/gemm_sm90_operands.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
-#include "backends/cuda/ptx/opaque.cuh"
 #include "backends/cuda/ptx/reduce_add.cuh"
-#include "backends/cuda/ptx/tma.cuh"
-#include "backends/cuda/rows/rows.cuh"
 
 namespace tessera::cuda::sm90 {
 
@@ -167,55 +163,14 @@ __device__ __forceinline__ void store_tile(const Operands& p,
     }
 }
 
-/// act(gate) * up of 32 tokens for this thread's feature.
-template <Glu kKind>
-__device__ __forceinline__ void gate_values(const float* sums,
-                                            const float2& outer,
-                                            float (&values)[8]) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float gate = __fmul_rn(sums[4 * j + i], outer.x);
-            const float up = __fmul_rn(sums[4 * j + 2 + i], outer.y);
-            values[2 * j + i] = rows::activate(kKind, gate) * up;
-        }
+/// Factors of gate and up.
+struct OuterFactors {
+    float2 outer;
+    __device__ __forceinline__ float2 of_tokens(int) const { return {1.0f, 1.0f}; }
+    __device__ __forceinline__ float of(int half, float) const {
+        return half == 0 ? outer.x : outer.y;
     }
-}
-
-/// Stores 32 tokens of a warpgroup's 32 features with their pairs transposed: neighbours in a
-/// feature make words of pairs, shared memory collects the words of the four warps, the copy engine
-/// stores rows of 64 bytes as far as they are inside of the result.
-__device__ __forceinline__ void store_gated_round(const CUtensorMap* map,
-                                                  unsigned char* collected,
-                                                  int thread,
-                                                  int32_t token,
-                                                  int32_t feature,
-                                                  const float (&values)[8]) {
-    const int warpgroup = thread / 128;
-    const int warp = thread / 32 % 4, lane = thread % 32, group = lane / 4, t = lane % 4;
-    const bool odd = group % 2 == 1;
-    // What was there before has been read.
-    if (thread % 128 == 0) store_wait_read();
-    __syncwarp();
-    named_sync(1 + warpgroup, 128);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        // An even feature keeps the first of two tokens, an odd one the second.
-        const float sent = odd ? values[2 * j] : values[2 * j + 1];
-        const float got = __shfl_xor_sync(kAllLanes, sent, 4);
-        const __nv_bfloat162 pair =
-            __floats2bfloat162_rn(odd ? got : values[2 * j], odd ? values[2 * j + 1] : got);
-        const int row = 8 * j + 2 * t + group % 2;
-        *reinterpret_cast<__nv_bfloat162*>(collected + row * 64 + group / 2 * 16 + warp * 4) = pair;
-    }
-    fence_async_proxy();
-    named_sync(1 + warpgroup, 128);
-    if (thread % 128 == 0) {
-        store_box(map, feature, token, collected);
-        store_commit();
-    }
-}
+};
 
 /// Rows 0 to 7 of a warp are the gate of its eight features, rows 8 to 15 their up. `feature`: the
 /// first of the warpgroup.
@@ -227,7 +182,7 @@ __device__ __forceinline__ void store_gated(const Operands& p,
                                             float (&sums)[kSums]) {
     constexpr int kRounds = 2;  ///< of 32 tokens between moves of the sums
     if (feature >= p.n) return;
-    const float2 outer = make_float2(p.outer[0], p.up_outer[0]);
+    const OuterFactors factors{make_float2(p.outer[0], p.up_outer[0])};
     int thread = static_cast<int>(threadIdx.x) - 128;
     make_opaque(thread);  // what follows from it is not kept through the products
     // A loop, as the activation is long: the sums move instead of the places that are read.
@@ -237,11 +192,9 @@ __device__ __forceinline__ void store_gated(const Operands& p,
         for (int round = 0; round < kRounds; ++round) {
             if (token + 32 * round >= item.end) break;
             float values[8];
-            if (p.glu == Glu::kSwiGlu)
-                gate_values<Glu::kSwiGlu>(sums + 16 * round, outer, values);
-            else
-                gate_values<Glu::kReGlu>(sums + 16 * round, outer, values);
-            store_gated_round(map, collected, thread, token + 32 * round, feature, values);
+            hopper::gate_values(p.glu, factors, 32 * round, sums + 16 * round, values);
+            hopper::store_gated_round({map, collected, p.out_pairs}, thread, token + 32 * round,
+                                      feature, values);
         }
 #pragma unroll
         for (int i = 0; i + 16 * kRounds < kSums; ++i) sums[i] = sums[i + 16 * kRounds];
