@@ -7,7 +7,7 @@ NVFP4 products: cuBLAS with bf16 weights (torch.matmul) and, where activations a
 of a case), cuBLASLt in fp8 (torch._scaled_mm) as well; attention over whole prompts: cuDNN or, where it refuses,
 FlashAttention (scaled_dot_product_attention); the gated delta rule has no peer there. Both sides report the best of their
 runs. A line per case: the median over the rounds, the least and the most in microseconds, the ratios peer / ours (above
-1: ours is faster). Most of the time goes into making weights and operands on the host.
+1: ours is faster). Most of the time goes into making operands on the host, a second or two a case.
 """
 import argparse
 import json

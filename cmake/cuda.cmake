@@ -87,6 +87,8 @@ endif()
 
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backends/cuda/*.cu)
 set(cuda_objects "")
+# The same library for racecheck (ptx/mbarrier.cuh says why): target tessera_cuda_racecheck.
+set(cuda_racecheck_objects "")
 foreach(source ${cuda_sources})
   file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR}/src/backends/cuda ${source})
   string(REPLACE "/" "_" name ${name})
@@ -103,10 +105,23 @@ foreach(source ${cuda_sources})
     DEPENDS ${source} ${interface_hash} DEPFILE ${object}.d
     COMMENT "Building CUDA object ${name}.o" VERBATIM)
   list(APPEND cuda_objects ${object})
+  if(name MATCHES "_sm90\\.cu$")
+    set(object ${PROJECT_BINARY_DIR}/cuda/racecheck_${name}.o)
+    add_custom_command(OUTPUT ${object}
+      COMMAND ${TESSERA_NVCC} ${flags} -DTESSERA_EVERY_LANE_ARRIVES -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
+      DEPENDS ${source} ${interface_hash} DEPFILE ${object}.d
+      COMMENT "Building CUDA object racecheck_${name}.o" VERBATIM)
+  endif()
+  list(APPEND cuda_racecheck_objects ${object})
 endforeach()
 file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/cuda)
 add_library(tessera_cuda SHARED ${cuda_objects})
-set_target_properties(tessera_cuda PROPERTIES LINKER_LANGUAGE CXX
-  LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
-target_link_libraries(tessera_cuda PRIVATE tessera_ops ${TESSERA_CUDART} Threads::Threads ${CMAKE_DL_LIBS} rt)
+add_library(tessera_cuda_racecheck SHARED EXCLUDE_FROM_ALL ${cuda_racecheck_objects})
+set_target_properties(tessera_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+set_target_properties(tessera_cuda_racecheck PROPERTIES OUTPUT_NAME tessera_cuda
+  LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/racecheck)
+foreach(library tessera_cuda tessera_cuda_racecheck)
+  set_target_properties(${library} PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_libraries(${library} PRIVATE tessera_ops ${TESSERA_CUDART} Threads::Threads ${CMAKE_DL_LIBS} rt)
+endforeach()
 install(TARGETS tessera_cuda LIBRARY DESTINATION lib)

@@ -4,8 +4,9 @@
 # failed, a test skipped itself or eight minutes were not enough.
 #   scripts/gpu-check.sh                  installs what is missing, builds build-gpu for this card alone, checks
 #   scripts/gpu-check.sh --no-bootstrap   installs nothing
-#   scripts/gpu-check.sh --with DIR       builds nothing: DIR has tessera, libtessera_cuda.so and test_gpu (or
-#                                         tests/test_gpu); the checkout is needed for its test data
+#   scripts/gpu-check.sh --with DIR       builds nothing: DIR has tessera, libtessera_cuda.so, racecheck/ with the
+#                                         library for that tool and test_gpu (or tests/test_gpu); the checkout is
+#                                         needed for its test data
 # Also: --no-sanitizer leaves compute-sanitizer out; --jobs N processes at a time (default: a core each, 12 at most);
 # --logs DIR for logs and summary; --commit NAME is what the summary calls the build (default: git's).
 set -euo pipefail
@@ -67,7 +68,7 @@ if [[ -z $with ]]; then
     mkdir -p "$logs"
     echo "gpu-check: building $dir for sm_$arch" >&2
     if ! { cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_TESTS=ON -DTESSERA_CUDA=ON \
-        "-DTESSERA_CUDA_ARCHS=$arch" && cmake --build "$dir" --target tessera tessera_cuda test_gpu; } \
+        "-DTESSERA_CUDA_ARCHS=$arch" && cmake --build "$dir" --target tessera tessera_cuda tessera_cuda_racecheck test_gpu; } \
         >"$logs/build.log" 2>&1; then
         tail -40 "$logs/build.log" >&2
         die "the build failed; its log is $logs/build.log"
@@ -81,7 +82,7 @@ rm -f "$logs"/*.{rc,time} "$logs"/{ops,gpu}-*.log
 build_seconds=$((SECONDS - begin))
 tests=$dir/test_gpu
 [[ -x $tests ]] || tests=$dir/tests/test_gpu
-for file in "$dir/tessera" "$dir/libtessera_cuda.so" "$tests"; do
+for file in "$dir/tessera" "$dir/libtessera_cuda.so" "$dir/racecheck/libtessera_cuda.so" "$tests"; do
     [[ -f $file ]] || die "$file is missing"
 done
 # A program looks for the library in its own folder.
@@ -90,6 +91,8 @@ if [[ $(dirname "$tests") != "$dir" && ! -f $(dirname "$tests")/libtessera_cuda.
     cp "$tests" "$dir/libtessera_cuda.so" "$logs/bin"
     tests=$logs/bin/test_gpu
 fi
+mkdir -p "$logs/racecheck"
+cp "$dir/tessera" "$dir/racecheck/libtessera_cuda.so" "$logs/racecheck"
 tessera=$dir/tessera
 [[ $tessera == /* ]] || tessera=$PWD/$tessera
 [[ $tests == /* ]] || tests=$PWD/$tests
@@ -136,6 +139,8 @@ small_parts=(
     'MUL_MAT_ID\(type=(NVFP4|Q8_0|F32),n_mats=8,n_used=2,.*n=(1|17),' 'MUL_MAT_ID_GLU\(type=NVFP4'
     'TOPK_MOE\(n=3,n_mats=(8|60),n_used=4,' 'MOE_COMBINE\(n=1,n_used=[26],' 'QK_NORM_ROPE_STORE\(hs=64,nh=8' 'KV_STORE'
     'FLASH_ATTN\(hs=(64|128),nh=[28],nkv=2,type_k=(F16|Q8_0)' 'FLASH_ATTN\(hs=256,nh=16,nkv=2,type_k=F16'
+    'FLASH_ATTN\(hs=(128|256),nh=6,nkv=2,type_k=(BF16|F8_E4M3),.*prompts=2'
+    'GATED_DELTA_NET\(nk=(1,nv=1|2,nv=4),hs_k=128,hs_v=128,runs=\[(128\+70|0\+70)'
     'GATED_DELTA_NET\(nk=1,nv=2,hs_k=32,hs_v=48,runs=\[(1\+3|0\+17|101\+65)\]' 'GATED_DELTA_NET.*accept=\[[13],'
     'SSM_CONV\(channels=3[37],taps=4' 'DELTA_GATES\(n=1,' 'L2_NORM\(ne=\[5,3,31\]' 'RMS_NORM\(ne=\[5,[0-9]*\]'
     '(PREPARE|GLU_INPUT|(GATED_)?RMS_NORM_INPUT)\(type=NVFP4' 'ADD\(ne=\[[1-9],[0-9]{1,2}\]' 'GLU\(op=[a-z]*,n=13,'
@@ -144,6 +149,7 @@ small_parts=(
 )
 small="^($(IFS='|' && echo "${small_parts[*]}"))"
 tools=(memcheck racecheck synccheck initcheck)
+[[ $arch != 90a ]] || tools+=(race-fp8)
 shards=$((jobs < 6 ? jobs : 6))
 
 sanitizer_program=''
@@ -159,10 +165,14 @@ fi
 check_begin=$SECONDS
 echo "gpu-check: checking on $card_name, $jobs processes at a time; logs in $logs" >&2
 if [[ -n $sanitizer_program ]]; then
-    for tool in "${tools[@]}"; do
-        start "$tool" "$sanitizer_program" --tool "$tool" --error-exitcode 86 --print-limit 5 \
-            "$tessera" test-ops test -b cuda -p "$small"
-    done
+    sanitize() { # NAME TOOL PROGRAM FLAGS...
+        start "$1" "$sanitizer_program" --tool "$2" --error-exitcode 86 --print-limit 5 "$3" test-ops test -b cuda "${@:4}"
+    }
+    for tool in memcheck synccheck initcheck; do sanitize "$tool" "$tool" "$tessera" -p "$small"; done
+    sanitize racecheck racecheck "$logs/racecheck/tessera" -p "$small"
+    if [[ $arch == 90a ]]; then
+        sanitize race-fp8 racecheck "$logs/racecheck/tessera" --act fp8 -p '^MUL_MAT\(type=NVFP4,m=300,n=9,'
+    fi
 fi
 for ((shard = 0; shard < shards; ++shard)); do
     start "gpu-$shard" env GTEST_TOTAL_SHARDS="$shards" GTEST_SHARD_INDEX="$shard" "$tests" \

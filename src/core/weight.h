@@ -64,7 +64,7 @@ struct Weight {
     const std::byte* codes = nullptr;
     const std::byte* scales = nullptr;   ///< block scales, where the layout keeps them apart
     const float* outer_scale = nullptr;  ///< [experts] fp32, multiplies the product; never null
-    /// [rows] powers of two, or null: a row divided by its own fits e4m3 (for kFp8 activations).
+    /// [rows] or null: a row divided by its own factor fits e4m3 (for kFp8 activations).
     const float* row_factors = nullptr;
     ActWants wants;
     bool absent() const { return experts == 0; }

@@ -55,8 +55,18 @@ bool has(std::string_view name, std::string_view part) {
     return name.find(part) != std::string_view::npos;
 }
 
-Distribution distribution_of(const WeightRow& row, int32_t layers) {
+/// Standard deviation of the logits, as trained models have it: with more, one token has all of the
+/// probability and nothing that changes the logits changes the distribution.
+constexpr float kLogitDeviation = 3.0f;
+
+Distribution distribution_of(const WeightRow& row, const SynthShape& shape) {
     const std::string_view name = row.tensor;
+    // An output matrix that is the embedding too: the last norm makes logits of it. Gains of both
+    // signs keep a token from predicting itself, whose embedding is half of what arrives there.
+    const bool last_norm =
+        name == "output_norm.weight" || name.ends_with("nextn.shared_head_norm.weight");
+    if (shape.tied && last_norm)
+        return {0.0f, kLogitDeviation / std::sqrt(static_cast<float>(row.shape.back()))};
     // The logarithm of what a state forgets per unit of time, and a time step whose softplus is
     // small more often than not: some heads forget at once, some hardly ever.
     if (name.ends_with("ssm_a")) return {0.0f, 0.8f};
@@ -64,9 +74,10 @@ Distribution distribution_of(const WeightRow& row, int32_t layers) {
     if (row.shape.size() == 1) return {has(name, "norm") ? 1.0f : 0.0f, 0.1f};
     if (name == "token_embd.weight") return {0.0f, 1.0f};
     const float deviation = 1.0f / std::sqrt(static_cast<float>(row.shape.back()));
+    if (name == "output.weight") return {0.0f, kLogitDeviation * deviation};
     const bool to_residual =
         has(name, "attn_output") || has(name, "ffn_down") || has(name, "ssm_out");
-    const float depth = std::sqrt(2.0f * static_cast<float>(layers));
+    const float depth = std::sqrt(2.0f * static_cast<float>(shape.layers));
     return {0.0f, to_residual ? deviation / depth : deviation};
 }
 
@@ -194,7 +205,7 @@ class Builder {
             write_tensor(writer, row);
             if (has_scale(row)) {
                 const std::vector<float> scales(static_cast<size_t>(experts_of(row)),
-                                                distribution_of(row, shape_.layers).deviation);
+                                                distribution_of(row, shape_).deviation);
                 writer.write(reinterpret_cast<const std::byte*>(scales.data()),
                              experts_of(row) * int64_t{sizeof(float)});
             }
@@ -341,7 +352,7 @@ class Builder {
         const DType type = type_of(row);
         const int64_t cols = row.shape.back();
         const int64_t row_bytes = dtype_bytes(type, cols);
-        Distribution spread = distribution_of(row, shape_.layers);
+        Distribution spread = distribution_of(row, shape_);
         if (has_scale(row)) spread.deviation = 1.0f;
         const uint64_t key = scramble(spec_.seed ^ hash_name(row.tensor));
         std::atomic<int64_t> next{first};

@@ -32,8 +32,10 @@ using SynthProgress = std::function<void(int64_t done, int64_t total)>;
 /// The bytes of the GGUF file; hybrid models have a block for multi-token prediction. Weights are
 /// normal with standard deviation 1 / sqrt(K), those that write to the residual stream divided by
 /// sqrt(2 layers), norm gains 1 + 0.1 N(0, 1), biases 0.1 N(0, 1), embeddings N(0, 1), decay rates
-/// -exp(0.8 N(0, 1)), time steps N(0, 1) - 2. Inner matrices that the type's blocks do not divide
-/// are Q8_0 or BF16. UserError(kUsage) for an unknown architecture or shape (naming the nearest
+/// -exp(0.8 N(0, 1)), time steps N(0, 1) - 2. Logits have standard deviation 3: the output matrix
+/// is that much larger or, where it is the embedding, the gains of the last norm (and the draft
+/// block's) are 3 / sqrt(K) N(0, 1). Inner matrices that the type's blocks do not divide are Q8_0
+/// or BF16. UserError(kUsage) for an unknown architecture or shape (naming the nearest
 /// known one) and a type that the shape's widths do not divide by.
 std::vector<std::byte> synth_gguf(const SynthSpec& spec, const SynthProgress& progress);
 

@@ -212,8 +212,8 @@ class Ops {
 
     /// out[t, n] = outer_scale * sum_k x[t, k] W[n, k] (+ bias[n]) (+ out[t, n] if kAdd), summed in
     /// f32 or better. bias F32 [N] or absent. out [T, N], row stride free. Rows of kFp8 may meet
-    /// weights rounded to e4m3 times a power of two per row n that keeps the row within e4m3, and
-    /// sums that are off by up to a tenth of what that rounding costs.
+    /// weights rounded to e4m3 times a factor per row n that keeps the row within e4m3, and sums
+    /// that are off by up to an eighth of what rounding the operands costs.
     virtual void linear(Exec& ex,
                         const GemmInput& x,
                         const Weight& weight,

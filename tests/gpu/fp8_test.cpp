@@ -5,7 +5,10 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <vector>
 
+#include "core/codec.h"
+#include "core/numeric.h"
 #include "gpu/gpu.h"
 #include "op_cases/case_run.h"
 #include "op_cases/hosted_ops.h"
@@ -107,6 +110,70 @@ TEST_F(Fp8, WhatIsNoNumberStaysInItsRow) {
                 else
                     EXPECT_EQ(spoilt[i], clean[i]) << "row " << row;
             }
+        }
+    }
+}
+
+/// Code of the largest scale of a row of all_products(): every fraction, two exponents.
+int64_t largest_scale(int64_t row) {
+    return 0x7e - row % 9;
+}
+
+/// NVFP4 rows of 128 blocks with every scale code up to the row's largest, each over every element
+/// code.
+std::vector<std::byte> all_products(int64_t rows, int64_t cols) {
+    std::vector<std::byte> bytes;
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t quad = 0; quad < cols / 64; ++quad) {
+            for (int64_t i = 0; i < 4; ++i) {
+                const int64_t scale = quad * 4 + i;
+                bytes.push_back(static_cast<std::byte>(scale > largest_scale(row) ? 0 : scale));
+            }
+            for (int i = 0; i < 32; ++i)
+                bytes.push_back(static_cast<std::byte>(i % 8 | (i % 8 + 8) << 4));
+        }
+    return bytes;
+}
+
+// Guards against weights that are rounded worse than they could be: two thirds of magnitude times
+// scale go to the nearest e4m3, for all magnitudes and scales, whatever the row's largest is. A
+// product with one number of x is a weight as the tensor cores have it.
+TEST_F(Fp8, WeightsOfNvfp4AreTheNearestOfTwoThirds) {
+    if (!refusal().empty()) return;
+    constexpr int64_t kRows = 136, kCols = 2048;
+    op_cases::HostedOps ops(make_ops(fp8_backend()), false);
+    const std::vector<std::byte> bytes = all_products(kRows, kCols);
+    const float outer = 1.0f;
+    const Weight weight = ops.upload({.name = "weight",
+                                      .format = DType::kNVFP4,
+                                      .rows = kRows,
+                                      .cols = kCols,
+                                      .experts = 1,
+                                      .data = bytes.data(),
+                                      .scales = {&outer, 1}});
+    std::vector<float> x(kCols * kCols), out(kCols * kRows), row(kCols);
+    for (int64_t k = 0; k < kCols; ++k) x[static_cast<size_t>(k * kCols + k)] = 448.0f;
+    std::vector<std::byte> memory(size_t{64} << 20);
+    Arena arena(memory.data(), memory.size());
+    Exec ex{arena, static_cast<int32_t>(kCols)};
+    const GemmInput input =
+        ops.prepare(ex, make_tensor(x.data(), DType::kF32, {kCols, kCols}), weight.wants);
+    ops.linear(ex, input, weight, Tensor{}, make_tensor(out.data(), DType::kF32, {kCols, kRows}),
+               Accumulate::kNo);
+    for (int64_t n = 0; n < kRows; ++n) {
+        dequantize_row(DType::kNVFP4, bytes.data() + n * kCols / 64 * 36, kCols, row.data());
+        const float largest = f32_from_ue4m3(static_cast<uint8_t>(largest_scale(n)));
+        const float factor = std::exp2(std::ceil(std::log2(largest / 112.0f)));
+        for (int64_t k = 0; k < kCols; ++k) {
+            const float exact = row[static_cast<size_t>(k)];
+            const float found = out[static_cast<size_t>(k * kRows + n)] / 448.0f;
+            const float scale = f32_from_ue4m3(static_cast<uint8_t>(k / 16));
+            if (scale <= 0x1p-9f * factor) {
+                EXPECT_LE(std::fabs(found), std::fabs(exact));
+                continue;
+            }
+            const uint8_t nearest = e4m3_from_f32(exact / factor * (2.0f / 3.0f));
+            ASSERT_EQ(found, f32_from_e4m3(nearest) * 1.5f * factor) << n << " " << k;
         }
     }
 }

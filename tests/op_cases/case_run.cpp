@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "core/codec.h"
 #include "core/numeric.h"
@@ -15,6 +16,8 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kGuardBytes = 256;
 constexpr uint8_t kGuardByte = 0x5c;
+/// Elements from which a weight is encoded by many threads: those of large models take seconds.
+constexpr int64_t kParallelElements = 1 << 22;
 
 /// The memory of an arena with a guard behind it.
 class ArenaMemory {
@@ -75,15 +78,27 @@ const std::vector<std::byte>& WeightBank::encoded(DType format,
     const int64_t row_bytes = dtype_bytes(format, k);
     bytes.resize(static_cast<size_t>(n * row_bytes));
     const auto size = static_cast<uint64_t>(n * 1000003 + k * 101 + static_cast<int>(format));
-    Random random(size + (uint64_t{which} << 40));
-    std::vector<float> values(static_cast<size_t>(k));
-    for (int64_t row = 0; row < n; ++row) {
-        for (float& value : values) value = random.uniform(-1.0f, 1.0f);
-        for (int64_t i = 0; which >= kSpread && i < k; ++i)
-            values[static_cast<size_t>(i)] *=
-                std::ldexp(1.0f, -static_cast<int>(row * 5 % 12 + i / 32 * 3 % 7));
-        quantize_row(format, values.data(), k, bytes.data() + row * row_bytes, Nvfp4Policy::kAmax6);
+    const auto fill = [&](int64_t begin, int64_t end) {
+        Random random(size + (uint64_t{which} << 40));
+        random.skip(static_cast<uint64_t>(begin * k));
+        std::vector<float> values(static_cast<size_t>(k));
+        for (int64_t row = begin; row < end; ++row) {
+            for (float& value : values) value = random.uniform(-1.0f, 1.0f);
+            for (int64_t i = 0; which >= kSpread && i < k; ++i)
+                values[static_cast<size_t>(i)] *=
+                    std::ldexp(1.0f, -static_cast<int>(row * 5 % 12 + i / 32 * 3 % 7));
+            quantize_row(format, values.data(), k, bytes.data() + row * row_bytes,
+                         Nvfp4Policy::kAmax6);
+        }
+    };
+    if (n * k < kParallelElements) {
+        fill(0, n);
+        return bytes;
     }
+    const int64_t parts = std::max(1u, std::thread::hardware_concurrency());
+    std::vector<std::jthread> team;
+    for (int64_t i = 0; i < parts; ++i) team.emplace_back(fill, n * i / parts, n * (i + 1) / parts);
+    team.clear();
     return bytes;
 }
 

@@ -32,7 +32,7 @@ Tensor strided_tensor(DType dtype, const std::vector<int64_t>& shape, int64_t pa
 }  // namespace
 
 uint64_t Random::next() {
-    state_ += 0x9e3779b97f4a7c15u;
+    state_ += kStep;
     uint64_t z = state_;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;

@@ -15,10 +15,13 @@ class Random {
   public:
     explicit Random(uint64_t seed) : state_(seed) {}
     uint64_t next();
+    /// Leaves out as many numbers.
+    void skip(uint64_t count) { state_ += count * kStep; }
     float uniform(float low, float high);
     int32_t below(int32_t bound);
 
   private:
+    static constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
     uint64_t state_;
 };
 

@@ -122,6 +122,10 @@ class HostedOps::Call {
         Arena arena(ops_.arena_.base, ops_.arena_.bytes - kHostedGuardBytes);
         arena.allocate_bytes(used_);
         Exec inner{.arena = arena, .prompt_rows = ex_.prompt_rows};
+        for (int32_t i = 1; i < ops_.times_; ++i) {
+            const Scope again(arena);
+            op(inner);
+        }
         std::unique_ptr<Recording> recording;
         if (recordable && ops_.recorded_) recording = ops_.inner_->record([&] { op(inner); });
         if (recording != nullptr)

@@ -22,6 +22,9 @@ class HostedOps final : public Ops {
 
     /// What was overwritten since the last call, a line each.
     std::vector<std::string> take_faults();
+    /// Every op runs so often between its operands' way over and back: to be timed, as it adds to
+    /// what it finds each time.
+    void set_times(int32_t times) { times_ = times; }
     /// Device time of all ops since the last call; needs set_op_timing(true).
     double take_seconds();
 
@@ -181,6 +184,7 @@ class HostedOps final : public Ops {
     std::byte* reserve(Space& space, size_t bytes);
 
     std::unique_ptr<Ops> inner_;
+    int32_t times_ = 1;
     bool recorded_;
     Space arena_, operands_;
     std::vector<std::unique_ptr<std::byte[]>> memory_;

@@ -24,7 +24,8 @@ double activate(Glu kind, double x) {
             break;
     }
     const double inner = std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x);
-    return 0.5 * x * (1.0 + std::tanh(inner));
+    // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which does not cancel for u < 0.
+    return x / (1.0 + std::exp(-2.0 * inner));
 }
 
 /// Angle of pair i at position 1.

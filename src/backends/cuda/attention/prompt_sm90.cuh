@@ -370,7 +370,7 @@ __device__ __forceinline__ void finish_sums(const PromptArgs& args,
             add_not_finite<Form, kFirst>(args, tile, state, page, keys, parts, sums);
         __syncwarp();  // all lanes have read the marks
     }
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.values_empty[values.slot]);
+    barrier_arrive_warp(&shared.values_empty[values.slot]);
     values.next();
 }
 
@@ -380,7 +380,7 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
                                                int32_t warp,
                                                WideShared<Form>& shared) {
     constexpr int32_t kPages = Form::kPages;
-    const bool leader = threadIdx.x % 32 == 0, capped = args.softcap > 0.0f;
+    const bool capped = args.softcap > 0.0f;
     Ring<Form::kKeyStages> keys;
     Ring<Form::kValueStages> values;
     Ring<2> tiles;
@@ -427,7 +427,7 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
                                      sums);
         };
         const auto end_keys = [&] {
-            if (leader) barrier_arrive(&shared.keys_empty[keys.slot]);
+            barrier_arrive_warp(&shared.keys_empty[keys.slot]);
             keys.next();
         };
 
@@ -478,15 +478,16 @@ __device__ __forceinline__ void attend_columns(const PromptArgs& args,
 
 template <class Form>
 __device__ __forceinline__ void init_wide_barriers(WideShared<Form>& shared) {
-    constexpr uint32_t kReaders = 8;                     // warps that compute
-    constexpr uint32_t kWriters = Form::kCoded ? 3 : 1;  // warps that convert, or the copy engine
+    constexpr uint32_t kReaders = 8 * kWarpArrivals;           // warps that compute
+    constexpr uint32_t kOthers = 3 * kWarpArrivals;            // warps that convert or clean
+    constexpr uint32_t kWriters = Form::kCoded ? kOthers : 1;  // or the copy engine
     for (int32_t i = 0; i < Form::kKeyStages; ++i) {
         barrier_init(&shared.keys_full[i], kWriters);
         barrier_init(&shared.keys_empty[i], kReaders);
     }
     for (int32_t i = 0; i < 2; ++i) {
         barrier_init(&shared.tiles_full[i], 1);
-        barrier_init(&shared.tiles_empty[i], kReaders + 3);
+        barrier_init(&shared.tiles_empty[i], kReaders + kOthers);
     }
     for (int32_t i = 0; i < Form::kValueStages; ++i) {
         barrier_init(&shared.values_full[i], kWriters);

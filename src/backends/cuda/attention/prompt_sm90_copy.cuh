@@ -175,8 +175,7 @@ __device__ __forceinline__ bool next_tile(WideShared<Form>& shared,
 /// The warp is through with the tile.
 template <class Form>
 __device__ __forceinline__ void end_tile(WideShared<Form>& shared, Ring<2>& tiles) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.tiles_empty[tiles.slot]);
+    barrier_arrive_warp(&shared.tiles_empty[tiles.slot]);
     tiles.next();
 }
 
@@ -487,7 +486,6 @@ template <class Form>
 struct WideConversions {
     const PromptArgs& args;
     WideShared<Form>& shared;
-    bool leader;  ///< of the warp
     Ring<Form::kKeyStages> keys;
     Ring<Form::kValueStages> values;
     Ring<Form::kCodeStages> codes;
@@ -498,8 +496,7 @@ struct WideConversions {
     }
     /// The warp has read a page of codes.
     __device__ __forceinline__ void end_codes() {
-        __syncwarp();
-        if (leader) barrier_arrive(&shared.codes_empty[codes.slot]);
+        barrier_arrive_warp(&shared.codes_empty[codes.slot]);
         codes.next();
     }
     __device__ __forceinline__ void convert_keys() {
@@ -511,8 +508,7 @@ struct WideConversions {
             end_codes();
         }
         fence_async_proxy();
-        __syncwarp();
-        if (leader) barrier_arrive(&shared.keys_full[keys.slot]);
+        barrier_arrive_warp(&shared.keys_full[keys.slot]);
         keys.next();
     }
     /// The values of a step.
@@ -531,10 +527,9 @@ struct WideConversions {
             turn.next();
         }
         fence_async_proxy();
-        __syncwarp();
 #pragma unroll
         for (int32_t p = 0; p < Form::kPages; ++p) {
-            if (leader) barrier_arrive(&shared.values_full[values.slot]);
+            barrier_arrive_warp(&shared.values_full[values.slot]);
             values.next();
         }
     }
@@ -565,7 +560,7 @@ struct WideConversions {
 
 template <class Form>
 __device__ __forceinline__ void convert_pages(const PromptArgs& args, WideShared<Form>& shared) {
-    WideConversions<Form> turn{.args = args, .shared = shared, .leader = threadIdx.x % 32 == 0};
+    WideConversions<Form> turn{.args = args, .shared = shared};
     Ring<2> tiles;
     for (WideSpan span; next_tile(shared, tiles, span); end_tile(shared, tiles)) {
 #pragma unroll 1

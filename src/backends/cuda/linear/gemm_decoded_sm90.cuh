@@ -126,9 +126,7 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
             for (int i = 0; i < kOwnUnits; ++i)
                 store_unit<F>(raw[i], p.product.x_paired, shared.weights[stage],
                               own_row + i * kOwnRows, own_unit);
-            // The warp's part is there before one lane says so.
-            __syncwarp();
-            if (thread % 32 == 0) barrier_arrive(&shared.full[stage]);
+            barrier_arrive_warp(&shared.full[stage]);
             ring.next();
         }
     }
@@ -159,12 +157,6 @@ __device__ __forceinline__ void produce_format(const CUtensorMap* x_map,
         default:
             return produce<DType::kQ6_K>(x_map, p, shared);
     }
-}
-
-__device__ __forceinline__ void release(Barrier* empty) {
-    // What all lanes have read comes before what one of them says.
-    __syncwarp();
-    hopper::release(empty);
 }
 
 /// Stores this thread's part of a tile; with Add to what is there, which is loaded in batches.
@@ -231,7 +223,7 @@ __device__ __forceinline__ void multiply_item(
             wgmma_commit();
             wgmma_wait<1>();
             // All products of the stage before are done.
-            if (step + odd > 0) release(&shared.empty[ring.before()]);
+            if (step + odd > 0) hopper::release(&shared.empty[ring.before()]);
             ring.next();
             // The next stage's weights arrive during the products of this one.
             if (step + odd + 1 < p.steps) {
@@ -241,7 +233,7 @@ __device__ __forceinline__ void multiply_item(
         }
     }
     wgmma_wait<0>();
-    release(&shared.empty[ring.before()]);
+    hopper::release(&shared.empty[ring.before()]);
     if (p.product.add)
         store_tile<Tokens, true>(p.product, token, feature + warp * 16, sums);
     else

@@ -150,8 +150,7 @@ __device__ __forceinline__ void produce(const Maps& maps, const Operands& p, con
             }
             __syncwarp();
             reinterpret_cast<uint4*>(memory.scales(ring.slot))[thread] = bf16_scales(raw);
-            __syncwarp();
-            if (thread % 32 == 0) barrier_arrive(full);
+            barrier_arrive_warp(full);
             ring.next(memory.stages);
         }
     }
@@ -364,8 +363,8 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     if (threadIdx.x == 0) {
         Fixed& fixed = memory.fixed();
         for (int i = 0; i < p.stages; ++i) {
-            barrier_init(&fixed.full[i], 1 + kLoaders);
-            barrier_init(&fixed.empty[i], kWarpgroups * 4 * kBlocks);
+            barrier_init(&fixed.full[i], 1 + kLoaders * kWarpArrivals);
+            barrier_init(&fixed.empty[i], kWarpgroups * 4 * kBlocks * kWarpArrivals);
         }
         barrier_init_fence();
         fixed.table = {kBf16High0, kBf16Low0};

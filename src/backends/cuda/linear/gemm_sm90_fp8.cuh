@@ -2,13 +2,21 @@
 // The product of gemm_sm90.cuh with e4m3 operands: wgmma multiplies 4096 pairs of them a clock and
 // multiprocessor. The block scale is folded into the weights: a table in shared memory has the
 // eight magnitudes times every scale as e4m3 (one load of eight bytes, then a permutation looks up
-// four weights at once). The sum is multiplied by a power of two per row of the weight, which keeps
-// the largest scale of the row at 72 or less (6 * 72 is under 448), and by a factor per row of x.
+// four weights at once). The sum is multiplied by a factor per row of the weight, of which the
+// power of two keeps the largest scale of the row at 112 or less, and by a factor per row of x.
+//
+// Of NVFP4 the table has two thirds of the products, and the factor of the row is 1.5 times the
+// power of two. Magnitudes are 1 or 1.5 times a power of two, and scales have three bits behind the
+// point as e4m3 does: either the first ones are exact or the second ones are, 6 and 3 among them,
+// in which most of the power lies (rule amax/6). Off by 1.4e-2 instead of 2.15e-2 (root mean
+// square; 1.7e-2 instead of 1.9e-2 where many scales are amax/4). No other factor comes
+// near: 1.8e-2 to 3.3e-2; choosing one of 64 for each row gives 1.4e-2 as well.
+//
 // Within 32 columns x is stored permuted (ActView::transposed_quads), so that word t of a unit is
 // what lane t needs.
 //
 // Tensor cores cut off sums of e4m3 at some 14 bits: 1.7e-3 of the result in 5120 columns, 3.4e-3
-// in 17408, where rounding the operands costs 3.6e-2. Sums of more columns are cut into chunks
+// in 17408, where rounding the operands costs 3e-2. Sums of more columns are cut into chunks
 // (chunk_of), which are added where the result lies. Sums that start anew every 128 columns are
 // 1.7e-4 off and took 1.16 times as long: they need registers beside the sums, so that tiles are
 // multiplied in halves.
@@ -55,6 +63,10 @@ inline constexpr int kTableEntries = 128;
 /// Entry 8 (e + 9) + m of the table is for scales 2^e (1 + m / 8).
 inline constexpr int kTableBias = 9;
 inline constexpr int kLargestExponent = 6;
+/// What the products of magnitudes and scales are multiplied by in the table.
+__host__ __device__ constexpr float fold_of(DType format) {
+    return format == DType::kNVFP4 ? 2.0f / 3.0f : 1.0f;
+}
 
 /// Exponent and three bits of the fraction of a scale, as f32 would have them.
 __device__ __forceinline__ int scale_place(DType format, uint32_t code) {
@@ -82,8 +94,8 @@ struct Shared {
     Barrier full[kStages], empty[kStages];
 };
 
-/// The eight magnitudes times a scale.
-__device__ inline uint2 table_entry(int index) {
+/// The eight magnitudes times a scale times `fold`.
+__device__ inline uint2 table_entry(int index, float fold) {
     constexpr float kMagnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     const float scale =
         index == 0 ? 0.0f
@@ -91,7 +103,7 @@ __device__ inline uint2 table_entry(int index) {
     uint32_t words[2] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        words[i / 4] |= static_cast<uint32_t>(__nv_cvt_float_to_fp8(kMagnitudes[i] * scale,
+        words[i / 4] |= static_cast<uint32_t>(__nv_cvt_float_to_fp8(kMagnitudes[i] * scale * fold,
                                                                     __NV_SATFINITE, __NV_E4M3))
                         << (8 * (i % 4));
     return {words[0], words[1]};
@@ -150,9 +162,10 @@ __device__ __forceinline__ void entries_of(const StageScales<F>& raw,
     }
 }
 
-/// From the place of the largest scale of a row to the exponent bits of its factor.
+/// From the place of the largest scale of a row to the exponent bits of its factor, which leaves
+/// scales of 112 at most: 6 * 112 * 2 / 3 is 448. Scales of MXFP4 are powers of two, 64 at most.
 __host__ __device__ constexpr int factor_exponent(int largest) {
-    const int bits = (largest + 6) / 8 - kLargestExponent;
+    const int bits = (largest + 1) / 8 - kLargestExponent;
     return bits < 1 ? 1 : bits;
 }
 
@@ -377,7 +390,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
     auto& shared = *reinterpret_cast<Shared<Max>*>(memory);
     hopper::init_barriers(shared.full, shared.empty);
     if (threadIdx.x < kTableEntries)
-        shared.table[threadIdx.x] = table_entry(static_cast<int>(threadIdx.x));
+        shared.table[threadIdx.x] = table_entry(static_cast<int>(threadIdx.x), fold_of(p.format));
     cluster_meet();
     if (threadIdx.x < 128) {
         fewer_registers<hopper::kLoaderRegisters>();
@@ -404,13 +417,17 @@ __global__ void row_factors(const uint8_t* scales, int64_t rows, int64_t bytes, 
     for (int64_t i = threadIdx.x % 32; i < bytes; i += 32)
         largest = max(largest, scale_place(F, scales[row * bytes + i]));
     largest = __reduce_max_sync(kAllLanes, largest);
-    const auto bits = static_cast<uint32_t>(factor_exponent(largest)) << 23;
-    if (threadIdx.x % 32 == 0) out[row] = largest == 0 ? 1.0f : __uint_as_float(bits);
+    const float power = __uint_as_float(static_cast<uint32_t>(factor_exponent(largest)) << 23);
+    // Below twice the power, so that Form finds the exponent.
+    constexpr float kUnfold = F == DType::kNVFP4 ? 1.5f : 1.0f;
+    static_assert(kUnfold * fold_of(F) == 1.0f, "the factor gives back what the table takes");
+    if (threadIdx.x % 32 == 0) out[row] = largest == 0 ? 1.0f : power * kUnfold;
 }
 
-/// Stages of a chunk of columns: as few chunks as keep what the tensor cores cut off under a tenth
-/// of what rounding the operands costs, which is less for MXFP4, whose weights are exact. What is
-/// cut off grows with the root of the columns: 1.7e-3 of the result in 5120, 3.4e-3 in 17408.
+/// Stages of a chunk of columns: as few chunks as keep what the tensor cores cut off under an
+/// eighth of what rounding the operands costs, for MXFP4, whose weights are exact, under a tenth.
+/// What is cut off grows with the root of the columns: 1.7e-3 of the result in 5120, 3.4e-3 in
+/// 17408.
 inline int32_t chunk_of(DType format, int64_t columns) {
     const int64_t steps = ceil_div(columns, kStageColumns);
     const int64_t most = (format == DType::kMXFP4 ? 12288 : 17408) / kStageColumns;

@@ -162,8 +162,7 @@ __device__ __forceinline__ void produce(const Maps& maps,
             }
             __syncwarp();
             form.put(raw, stage, thread);
-            __syncwarp();
-            if (thread % 32 == 0) barrier_arrive(full);
+            barrier_arrive_warp(full);
             ring.next();
         }
     }
@@ -175,8 +174,8 @@ __device__ __forceinline__ void init_barriers(Barrier (&full)[Stages], Barrier (
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < Stages; ++i) {
-            barrier_init(&full[i], 1 + kLoaders);
-            barrier_init(&empty[i], kWarpgroups * 4 * kBlocks);
+            barrier_init(&full[i], 1 + kLoaders * kWarpArrivals);
+            barrier_init(&empty[i], kWarpgroups * 4 * kBlocks * kWarpArrivals);
         }
         barrier_init_fence();
     }
@@ -203,8 +202,7 @@ __device__ __forceinline__ void consume(const Operands& p, const Multiply& multi
 
 /// Tells the blocks that read the same tokens that this warp has read a stage.
 __device__ __forceinline__ void release(Barrier* empty) {
-    const uint32_t lane = threadIdx.x % 32;
-    if (lane < kBlocks) barrier_arrive_at(empty, lane);
+    barrier_arrive_warp_at_all<kBlocks>(empty);
 }
 
 /// Stores this thread's part of a tile, with a bias or null; with Add to what is there, which is

@@ -179,7 +179,7 @@ void run_gemm_sm90_fp8(Device& device, const Product& product, DType format);
 /// Gated, as run_glu_sm90, of columns for which gated_sm90_fp8() is true.
 void run_glu_sm90_fp8(Device& device, const Product& gate, const GluProduct& with, DType format);
 bool gated_sm90_fp8(DType format, int64_t columns);
-/// What that wants of a weight of `rows` rows, once: out[rows], powers of two.
+/// What that wants of a weight of `rows` rows, once: out[rows].
 template <DType F>
 void find_row_factors(
     Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out);

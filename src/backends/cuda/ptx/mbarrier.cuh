@@ -28,6 +28,24 @@ __device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
                  : "memory");
 }
 
+/// Arrivals of a warp that tells what all of its lanes have done: of one lane. racecheck follows a
+/// thread to its own arrivals, but not over a meeting of the warp to those of another lane; the
+/// library for it is compiled so that all lanes arrive.
+#ifdef TESSERA_EVERY_LANE_ARRIVES
+inline constexpr bool kEveryLaneArrives = true;
+#else
+inline constexpr bool kEveryLaneArrives = false;
+#endif
+inline constexpr uint32_t kWarpArrivals = kEveryLaneArrives ? 32 : 1;
+__device__ __forceinline__ bool lane_arrives() {
+    return kEveryLaneArrives || threadIdx.x % 32 == 0;
+}
+/// Arrives for this warp, all lanes of which have done what the arrival is about.
+__device__ __forceinline__ void barrier_arrive_warp(Barrier* barrier) {
+    __syncwarp();
+    if (lane_arrives()) barrier_arrive(barrier);
+}
+
 /// Arrives, and lets the phase wait for `bytes` of copies more.
 __device__ __forceinline__ void barrier_arrive_expect(Barrier* barrier, uint32_t bytes) {
     asm volatile(
@@ -44,6 +62,19 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, uint32_t blo
         "mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}" ::"r"(shared_address(barrier)),
         "r"(block)
         : "memory");
+}
+
+/// Arrives for this warp on the barrier at the same place of each of `Blocks` blocks of the
+/// cluster.
+template <uint32_t Blocks>
+__device__ __forceinline__ void barrier_arrive_warp_at_all(Barrier* barrier) {
+    const uint32_t lane = threadIdx.x % 32;
+    __syncwarp();
+    if constexpr (kEveryLaneArrives) {
+        for (uint32_t block = 0; block < Blocks; ++block) barrier_arrive_at(barrier, block);
+    } else if (lane < Blocks) {
+        barrier_arrive_at(barrier, lane);
+    }
 }
 
 __device__ __forceinline__ void barrier_wait(Barrier* barrier, uint32_t parity) {

@@ -178,11 +178,11 @@ struct HalfScan {
             for (int32_t c = 0; c < 4; ++c)
                 shared.out[token_of(tile, c)][row % kHalfValueRows + c / 2 * 8] = o[tile][c];
         __syncwarp();
-        barrier_arrive_if(threadIdx.x % 32 == 0, &shared.written);
+        barrier_arrive_if(lane_arrives(), &shared.written);
     }
     /// This warp has read the operands of a turn.
     __device__ __forceinline__ void release(HalfScanShared& shared, int32_t turn) const {
-        barrier_arrive_if(threadIdx.x % 32 == 0, &shared.empty[turn % kHalfStages]);
+        barrier_arrive_if(lane_arrives(), &shared.empty[turn % kHalfStages]);
     }
     /// First tokens from which on R is not finite: R is made again, 16 tokens at a time.
     __device__ __forceinline__ void find_bad_values(const ScanStage& stage,
@@ -411,7 +411,7 @@ __device__ __forceinline__ void store_chunks(
             }
         }
         __syncwarp();
-        barrier_arrive_if(lane == 0, &shared.stored);
+        barrier_arrive_if(lane_arrives(), &shared.stored);
     }
 }
 
@@ -440,10 +440,10 @@ __global__ void __launch_bounds__(kHalfScanThreads, 1)
     if (thread == 0) {
         for (int32_t stage = 0; stage < kHalfStages; ++stage) {
             barrier_init(&shared.full[stage], 1 + 32);
-            barrier_init(&shared.empty[stage], kGroupLanes / 32);
+            barrier_init(&shared.empty[stage], kGroupLanes / 32 * kWarpArrivals);
         }
-        barrier_init(&shared.written, kGroupLanes / 32);
-        barrier_init(&shared.stored, 1);
+        barrier_init(&shared.written, kGroupLanes / 32 * kWarpArrivals);
+        barrier_init(&shared.stored, kWarpArrivals);
         barrier_init_fence();
     }
     __syncthreads();
