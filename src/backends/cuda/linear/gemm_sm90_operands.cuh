@@ -36,9 +36,8 @@ struct Operands {
     Cut cut;
     int32_t stages;  ///< of the ring
     int32_t stage_bytes;
-    float4* running;    ///< sums of whole tiles, a block each
-    float4* shared;     ///< sums of items
-    uint32_t* tickets;  ///< of items that share a sum, a warpgroup each; 0 between launches
+    float4* running;  ///< sums of whole tiles, a block each: gated alone
+    float4* shared;   ///< sums of items
     // Gated alone:
     const uint8_t* up_scales;
     const float* up_outer;
@@ -101,7 +100,6 @@ inline constexpr size_t kSharedMost = 232448;
 struct Fixed {
     Barrier full[kMostStages], empty[kMostStages];
     uint2 table;
-    uint32_t ticket[kWarpgroups];
     int32_t item[4 * kWarpgroups];  ///< that a warp works on
 };
 /// Weights, scales and x of a stage.

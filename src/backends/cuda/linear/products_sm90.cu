@@ -4,8 +4,7 @@
 namespace tessera::cuda {
 
 void run_gemm_sm90(Device& device, const Product& product, DType format) {
-    const sm90::Operands p =
-        sm90::operands_of(product, format, hopper::kOwnFeatures<false>, device);
+    const sm90::Operands p = sm90::operands_of<false>(product, format, device);
     sm90::Maps maps{};
     maps.x = hopper::x_map<2>(product);
     maps.weights = hopper::weight_map(product, product.codes, hopper::kOwnFeatures<false>);
@@ -13,7 +12,7 @@ void run_gemm_sm90(Device& device, const Product& product, DType format) {
 }
 
 void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, DType format) {
-    sm90::Operands p = sm90::operands_of(gate, format, hopper::kOwnFeatures<true>, device);
+    sm90::Operands p = sm90::operands_of<true>(gate, format, device);
     p.scales_aligned = p.scales_aligned && reinterpret_cast<uintptr_t>(with.scales) % 8 == 0;
     p.up_scales = with.scales;
     p.up_outer = with.outer;
