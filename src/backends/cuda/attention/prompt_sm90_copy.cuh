@@ -370,7 +370,8 @@ __device__ __forceinline__ void clean_values(const PromptArgs& args, WideShared<
                 sum = add_zero_times<Form::kHalf>(piece.z, sum);
                 sum = add_zero_times<Form::kHalf>(piece.w, sum);
             }
-            if (thread < 2) shared.not_finite[slot][thread] = 0;
+            // By the thread that arrives when nothing is to be cleaned.
+            if (thread == 0) shared.not_finite[slot][0] = shared.not_finite[slot][1] = 0;
             if (!named_any(1, kCleaners, not_finite_pair<Form::kHalf>(sum) != 0)) {
                 if (thread == 0) barrier_arrive(&shared.values_full[slot]);
                 continue;
