@@ -171,7 +171,6 @@ void launch_product(Device& device, const ProductCall& call) {
     Product p = product_of(call);
     const DType format = call.weight.format;
     const bool e4m3 = p.row_factors != nullptr;
-    const bool nvfp4 = p.x_scales != nullptr && !e4m3;
     const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
     device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
     if (tensor_cores && call.work == nullptr && is_narrow(device, call.weight))
@@ -188,8 +187,8 @@ void launch_product(Device& device, const ProductCall& call) {
         return run_gemm_sm90_fp8(device, p, format);
     }
     // Rows of nvfp4 are here to be judged, not to be fast.
-    if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned &&
-        on_hopper(device, format))
+    if (tensor_cores && p.x_scales == nullptr && call.work == nullptr && p.x_paired &&
+        p.x_aligned && on_hopper(device, format))
         return run_gemm_sm90(device, p, format);
 #endif
     check(!e4m3, "no product of e4m3 but on Hopper");

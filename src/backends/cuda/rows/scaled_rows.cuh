@@ -263,9 +263,9 @@ __global__ void __launch_bounds__(kScaledMaxThreads, 1)
     for (int32_t g = kScaledHeld; g < behind; ++g) store(finished_at(column_of(g)), column_of(g));
 }
 
-inline constexpr int32_t kRoundedThreads = 384;
-/// Eights that a thread keeps of a row of bf16: all of 18432 columns. Those behind are read twice.
-inline constexpr int32_t kRoundedHeld = 6;
+inline constexpr int32_t kRoundedThreads = 512;
+/// Eights that a thread keeps of a row of bf16: all of 20480 columns. Those behind are read twice.
+inline constexpr int32_t kRoundedHeld = 5;
 
 __device__ __forceinline__ __nv_bfloat162 bf16_two(uint32_t bits) {
     return *reinterpret_cast<const __nv_bfloat162*>(&bits);
@@ -276,9 +276,9 @@ __device__ __forceinline__ Four four_of_bf16(uint32_t first, uint32_t second) {
     return {{low.x, low.y, high.x, high.y}};
 }
 
-/// A block a row of bf16 in order, to e4m3 with transposed quads. Three blocks a multiprocessor, so
+/// A block a row of bf16 in order, to e4m3 with transposed quads. Two blocks a multiprocessor, so
 /// that some read while others look for their largest magnitude. `eights`: of a row, fours of them.
-__global__ void __launch_bounds__(kRoundedThreads, 3)
+__global__ void __launch_bounds__(kRoundedThreads, 2)
     rounded_rows_kernel(const uint4* values, int32_t eights, uint8_t* codes, float* scales) {
     const int64_t row = blockIdx.x;
     const auto first = static_cast<int32_t>(threadIdx.x);
