@@ -110,11 +110,6 @@ Device::Device(const CudaOptions& options) : options_(options) {
         "allocating pinned memory");
     std::memset(faults_, 0, sizeof(FaultWord));
     ring_ = std::make_unique<SendRing>();
-    if (properties_.major == 9) {
-        constexpr size_t kBytes = kTickets * sizeof(uint32_t);
-        tickets_ = reinterpret_cast<uint32_t*>(allocate(kBytes));
-        check_cuda(cudaMemsetAsync(tickets_, 0, kBytes, stream_), "clearing tickets");
-    }
 }
 
 Device::~Device() {

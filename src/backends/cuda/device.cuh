@@ -71,8 +71,6 @@ class SendRing {
 
 class Device {
   public:
-    static constexpr size_t kTickets = 4096;
-
     explicit Device(const CudaOptions& options);
     ~Device();
     Device(const Device&) = delete;
@@ -87,9 +85,6 @@ class Device {
     int32_t multiprocessors() const { return properties_.multiProcessorCount; }
     /// Device address that kernels report faults to.
     FaultWord* faults() const { return faults_; }
-    /// kTickets words that kernels find 0 and leave 0, for blocks that wait for each other's sums;
-    /// null on cards whose kernels take none.
-    uint32_t* tickets() const { return tickets_; }
 
     /// kernel<<<grid, block, shared bytes>>>(arguments...) on the stream. A launch that fails
     /// throws UserError(kDevice) naming the kernel and its shape; more than 48 KiB of shared memory
@@ -146,7 +141,6 @@ class Device {
     cudaStream_t stream_ = nullptr;
     cudaDeviceProp properties_{};
     FaultWord* faults_ = nullptr;
-    uint32_t* tickets_ = nullptr;
     struct Launch {
         std::string_view kernel;
         dim3 grid, block;

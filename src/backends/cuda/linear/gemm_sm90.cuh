@@ -21,7 +21,8 @@
 // The order of a sum is that of the columns, whatever the tile: the bits of a row do not depend on
 // the rows beside it. Tensor cores cut off what they add, so that long sums are cut into chunks of
 // columns (chunks_of): 7e-6 of the result. Where there are few tiles, chunks go to several
-// clusters, of which the last one adds them all, in the same order.
+// clusters and a second kernel joins them; elsewhere a cluster adds chunk after chunk to the result
+// (the second-level cache does it, and nobody waits). Both add in the same order.
 
 #include <cstdint>
 
@@ -107,7 +108,7 @@ __device__ __forceinline__ uint4 bf16_scales(const StageScales<DType::kMXFP4>& r
 
 template <DType F, bool kGated>
 __device__ __forceinline__ void produce(const Maps& maps, const Operands& p, const Memory& memory) {
-    constexpr int kOwn = kFeatures<kGated>;
+    constexpr int kOwn = kOwnFeatures<kGated>;
     Place ring;
     const int block = static_cast<int>(block_in_cluster());
     const int thread = static_cast<int>(threadIdx.x);
@@ -190,7 +191,7 @@ __device__ __forceinline__ void multiply(const Memory& memory,
                                          Place& ring,
                                          int stages,
                                          float (&all)[kSums]) {
-    constexpr uint32_t kSecond = kGated ? kTileRows / 2 : 8;  ///< rows to the other one
+    constexpr uint32_t kSecond = kGated ? kFeatures / 2 : 8;  ///< rows to the other one
     const auto with = Multiplier::make<kGated>(memory);
     Fixed& fixed = memory.fixed();
     float sums[Tokens / 2] = {};
@@ -289,70 +290,81 @@ __device__ __forceinline__ void multiply_chunk(
     }
 }
 
-/// What becomes of finished sums.
+/// The first feature of a block, and what a warp takes of it.
 template <bool kGated>
-__device__ __forceinline__ void finish_item(const Maps& maps,
-                                            const Operands& p,
-                                            const Memory& memory,
-                                            const Item& item,
-                                            float (&sums)[kSums]) {
-    const int block = static_cast<int>(block_in_cluster());
+__device__ __forceinline__ int64_t first_feature(const Item& item) {
+    const int block = static_cast<int>(blockIdx.x) % kBlocks;
+    return (static_cast<int64_t>(item.feature) * kBlocks + block) * kOwnFeatures<kGated>;
+}
+__device__ __forceinline__ int own_warp() {
     int warp = static_cast<int>(threadIdx.x) / 32 - 4;
     make_opaque(warp);
-    const int64_t feature =
-        (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures<kGated>;
-    if constexpr (kGated)
-        store_gated(p, item, &maps.out, memory.out(warp / 4),
-                    static_cast<int32_t>(feature) + warp / 4 * 32, sums);
-    else if (p.add)
-        store_tile<true>(p, item, feature + warp * 16, sums);
+    return warp;
+}
+
+/// What becomes of the sums of a chunk.
+__device__ __forceinline__ void finish_chunk(const Operands& p,
+                                             const Item& item,
+                                             int chunk,
+                                             const float (&sums)[kSums]) {
+    const int64_t feature = first_feature<false>(item) + own_warp() * 16;
+    if (item.place >= 0)
+        put_aside(shared_sums(p, item, chunk), item.count, sums);
+    else if (p.add || chunk > 0)
+        store_tile<true>(p, item, feature, chunk, sums);
     else
-        store_tile<false>(p, item, feature + warp * 16, sums);
+        store_tile<false>(p, item, feature, chunk, sums);
 }
 
 __device__ __forceinline__ volatile int32_t& kept_item(const Memory& memory) {
-    int warp = static_cast<int>(threadIdx.x) / 32 - 4;
-    make_opaque(warp);
-    return memory.fixed().item[warp];
+    return memory.fixed().item[own_warp()];
 }
 
-template <bool kGated>
-__device__ __forceinline__ void consume(const Maps& maps, const Operands& p, const Memory& memory) {
+__device__ __forceinline__ void consume(const Operands& p, const Memory& memory) {
+    Place ring;
+    for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.cut.items;
+         index += static_cast<int>(gridDim.x) / kBlocks) {
+        const Item work = item_of(p, index);
+        if (work.token >= p.rows) continue;
+        for (int chunk = work.first_chunk; chunk < work.end_chunk; ++chunk) {
+            float sums[kSums];
+            multiply_chunk<false>(work.count, memory, ring, stages_of(p, chunk), sums);
+            int again = index;
+            make_opaque(again);  // the item is found again, not kept
+            finish_chunk(p, item_of(p, again), chunk, sums);
+        }
+    }
+}
+
+/// Gated products need finished sums: those of the chunks before are put aside.
+__device__ __forceinline__ void consume_gated(const Maps& maps,
+                                              const Operands& p,
+                                              const Memory& memory) {
     Place ring;
     float4* running = p.running + int64_t{blockIdx.x} *
                                       static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
     int index = static_cast<int>(blockIdx.x) / kBlocks;
     while (index < p.cut.items) {
-        if constexpr (kGated) {
-            // Products take almost all registers and gates the others: the item's number waits in
-            // shared memory. All lanes have read the one before; each stores what it reads later.
-            __syncwarp();
-            kept_item(memory) = index;
-        }
+        // Products take almost all registers and gates the others: the item's number waits in
+        // shared memory. All lanes have read the one before; each stores what it reads later.
+        __syncwarp();
+        kept_item(memory) = index;
         const Item work = item_of(p, index);
-        const int next = static_cast<int>(gridDim.x) / kBlocks;
-        if (work.token >= p.rows) {
-            index += next;
-            continue;
+        if (work.token < p.rows) {
+            float sums[kSums];
+            for (int chunk = work.first_chunk; chunk < work.end_chunk; ++chunk) {
+                multiply_chunk<true>(work.count, memory, ring, stages_of(p, chunk), sums);
+                if (chunk > work.first_chunk) add_running(running, work.count, sums);
+                if (chunk + 1 < work.end_chunk) put_aside(running, work.count, sums);
+            }
+            const Item item = item_of(p, kept_item(memory));
+            const int warpgroup = own_warp() / 4;
+            store_gated(p, item, &maps.out, memory.out(warpgroup),
+                        static_cast<int32_t>(first_feature<true>(item)) + warpgroup * 32, sums);
         }
-        float sums[kSums];
-        for (int chunk = work.first_chunk; chunk < work.end_chunk; ++chunk) {
-            multiply_chunk<kGated>(work.count, memory, ring, stages_of(p, chunk), sums);
-            if (chunk > work.first_chunk) add_running(running, work.count, sums);
-            if (chunk + 1 < work.end_chunk) put_aside(running, work.count, sums);
-        }
-        if constexpr (kGated)
-            index = kept_item(memory);
-        else
-            make_opaque(index);  // the item is found again, not kept
-        const Item item = item_of(p, index);
-        constexpr int kFours = kGated ? kBatch / 2 : kBatch;
-        if (item.place < 0 || join_sums<kFours>(p, item, memory.fixed(), sums))
-            finish_item<kGated>(maps, p, memory, item, sums);
-        if constexpr (kGated) index = kept_item(memory);
-        index += next;
+        index = kept_item(memory) + static_cast<int>(gridDim.x) / kBlocks;
     }
-    if (kGated && threadIdx.x % 128 == 0) store_wait();
+    if (threadIdx.x % 128 == 0) store_wait();
 }
 
 template <bool kGated>
@@ -378,18 +390,28 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
             produce<DType::kMXFP4, kGated>(maps, p, memory);
     } else {
         more_registers<hopper::kProductRegisters>();
-        consume<kGated>(maps, p, memory);
+        if constexpr (kGated)
+            consume_gated(maps, p, memory);
+        else
+            consume(p, memory);
     }
     __syncwarp();
     // Shared memory stays until nobody writes to it any more.
     cluster_meet();
 }
 
-/// The operands of a product; `features` of a block.
-inline Operands operands_of(const Product& product,
-                            DType format,
-                            int features,
-                            const Device& device) {
+/// Joins the chunks of the items that share their features and tokens: two blocks a group of such
+/// items, as the cluster has them, each for 32 tokens. Threads are numbered as those that multiply.
+__global__ void __launch_bounds__(kThreads) join(const __grid_constant__ Operands p) {
+    const int group = static_cast<int>(blockIdx.x) / kBlocks;
+    const Item item = item_of(p, p.cut.whole + group * p.cut.chunks.count);
+    const auto batch = static_cast<int>(blockIdx.y);
+    if (threadIdx.x < 128 || item.token >= p.rows || batch * kTileStep >= item.count) return;
+    join_chunks(p, item, first_feature<false>(item) + own_warp() * 16, batch);
+}
+
+template <bool kGated>
+Operands operands_of(const Product& product, DType format, const Device& device) {
     Operands p{};
     p.scales = product.scales;
     p.outer = product.outer;
@@ -404,27 +426,13 @@ inline Operands operands_of(const Product& product,
     p.scales_aligned =
         product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % 8 == 0;
     const int clusters = hopper::clusters_of(device.multiprocessors());
-    p.cut = cut_tiles(product.rows, ceil_div(product.n, int64_t{features} * kBlocks), product.k,
-                      clusters);
+    p.cut = cut_tiles(product.rows, ceil_div(product.n, int64_t{kOwnFeatures<kGated>} * kBlocks),
+                      product.k, clusters, /*shares=*/!kGated);
     p.stages = stage_count(p.cut.tile);
     p.stage_bytes = stage_bytes(p.cut.tile);
     p.running = reinterpret_cast<float4*>(product.sums);
     p.shared = reinterpret_cast<float4*>(product.sums + running_bytes(p.cut, clusters));
-    p.tickets = device.tickets();
-    const auto shared = static_cast<size_t>((p.cut.items - p.cut.whole) / p.cut.chunks.count);
-    check(shared * kBlocks * kWarpgroups <= Device::kTickets, "more shared sums than tickets");
     return p;
-}
-
-inline CUtensorMap out_map(const Product& product, void* out) {
-    return tensor_map(
-        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE,
-         .data = out,
-         .axes = 2,
-         .shape = {static_cast<uint64_t>(product.n), static_cast<uint64_t>(product.rows)},
-         .stride_bytes = {static_cast<uint64_t>(product.n) * 2},
-         .box = {32, 32}});
 }
 
 template <bool kGated>
@@ -433,6 +441,12 @@ void launch(Device& device, const Maps& maps, const Operands& p) {
     device.launch(kGated ? "gemm_sm90_glu" : "gemm_sm90", kernel<kGated>,
                   dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
                   shared_bytes(p.cut.tile), maps, p);
+    const int groups = (p.cut.items - p.cut.whole) / p.cut.chunks.count;
+    if (kGated || p.cut.chunks.count == 1 || groups == 0) return;
+    device.launch("gemm_sm90_join", join,
+                  dim3(static_cast<unsigned>(groups * kBlocks),
+                       static_cast<unsigned>(p.cut.tile / kTileStep)),
+                  dim3(kThreads), 0, p);
 }
 
 }  // namespace sm90

@@ -20,7 +20,7 @@ int64_t clocks_shared(int tokens) {
 
 }  // namespace
 
-Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clusters) {
+Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clusters, bool shares) {
     const Chunks chunks = chunks_of(columns);
     Cut best{};
     int64_t least = INT64_MAX;
@@ -53,6 +53,7 @@ Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clus
         const int64_t whole = tiles / clusters * clusters, rest = tiles - whole;
         const int64_t chunked = rest * chunks.count / clusters * clusters / chunks.count;
         consider(tile, tiles, 0, tile);
+        if (chunks.count > 1 && !shares) continue;
         if (chunks.count > 1) consider(tile, whole, rest, tile);
         for (int piece = kLeastTile; piece < tile; piece += kTileStep) {
             consider(tile, whole, 0, piece);

@@ -69,7 +69,8 @@ inline size_t shared_sum_bytes(const Cut& cut) {
     return static_cast<size_t>(cut.items - cut.whole) * kBlocks * sum_bytes(cut.tile);
 }
 
-/// The fastest cut of `rows` tokens for `feature_tiles` tiles of features of a cluster.
-Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clusters);
+/// The fastest cut of `rows` tokens for `feature_tiles` tiles of features of a cluster. `shares`:
+/// several clusters may share a sum of more than one chunk.
+Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clusters, bool shares);
 
 }  // namespace tessera::cuda::sm90

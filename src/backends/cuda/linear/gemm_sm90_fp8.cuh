@@ -29,6 +29,7 @@
 
 #include <cuda_fp8.h>
 
+#include "backends/cuda/linear/gated_tiles.cuh"
 #include "backends/cuda/linear/hopper_tiles.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 
@@ -37,6 +38,7 @@ namespace sm90_fp8 {
 
 using hopper::kBlocks;
 using hopper::kFeatures;
+using hopper::kOwnFeatures;
 using hopper::kStageColumns;
 using hopper::kStageUnits;
 using hopper::kThreads;
@@ -48,7 +50,13 @@ struct Operands {
     hopper::Operands base;
     const float* row_factors;  ///< of the weight: find_row_factors
     const float* x_factors;    ///< per row of x: the value is code * factor
-    int32_t chunk;             ///< stages whose sums stay in the tensor cores
+    DType format;
+    int32_t chunk;  ///< stages whose sums stay in the tensor cores
+    // Gated alone, which takes a single chunk:
+    const float* up_outer;
+    const float* up_row_factors;
+    Glu glu;
+    bool out_pairs;
 };
 
 inline constexpr int kTableEntries = 128;
@@ -79,6 +87,7 @@ struct Shared {
     static constexpr int kStages = stages_of<Tokens>();
     uint8_t x[kStages][Tokens * kStageColumns];
     uint8_t weights[kStages][kFeatures * kWeightRowBytes];
+    unsigned char out[kWarpgroups][hopper::kOutBytes];  ///< gated alone
     uint4 places[kStages][kFeatures][2];  ///< of table entries: first halves of units, second ones
     uint2 table[kTableEntries];
     float x_factors[kWarpgroups][Tokens];
@@ -165,12 +174,13 @@ template <class Shared>
 struct Form {
     static constexpr int kColumnBytes = 1;
     Shared& shared;
-    const float* row_factors;
+    const Operands& p;
     uint32_t table;
     int offset = 0;
 
-    __device__ __forceinline__ void row(int64_t row) {
-        offset = (static_cast<int>(__float_as_uint(row_factors[row]) >> 23) - kTableBias) * 8;
+    __device__ __forceinline__ void row(int64_t row, bool up) {
+        const float factor = (up ? p.up_row_factors : p.row_factors)[row];
+        offset = (static_cast<int>(__float_as_uint(factor) >> 23) - kTableBias) * 8;
     }
     template <DType F>
     __device__ __forceinline__ void put(const StageScales<F>& raw, int stage, int thread) const {
@@ -193,9 +203,11 @@ struct TileFactors {
     }
 };
 
-/// The weights of a thread for one stage, decoded unit by unit.
-template <int Max>
+/// The weights of a thread for one stage, decoded unit by unit: two of a warp's 16 rows, or a row
+/// of eight of gate and one of eight of up.
+template <int Max, bool kGated>
 struct Weights {
+    static constexpr uint32_t kSecond = kGated ? kFeatures / 2 : 8;  ///< rows to the other one
     uint32_t a[kStageUnits][4];
     uint32_t offsets[kStageUnits];
     uint32_t own_places;
@@ -203,7 +215,7 @@ struct Weights {
 
     __device__ __forceinline__ explicit Weights(int warp, int lane) {
         const int group = lane / 4, t = lane % 4;
-        const auto row = static_cast<uint32_t>(warp * 16 + group);
+        const auto row = static_cast<uint32_t>(warp * (kGated ? 8 : 16) + group);
 #pragma unroll
         for (int unit = 0; unit < kStageUnits; ++unit) {
             offsets[unit] =
@@ -216,14 +228,14 @@ struct Weights {
     __device__ __forceinline__ void load_places(const Shared<Max>& shared, int stage) {
         const uint32_t places = shared_address(shared.places[stage]) + own_places;
         entries[0] = load_shared_four(places);
-        entries[1] = load_shared_four(places + 8 * 32);
+        entries[1] = load_shared_four(places + kSecond * 32);
     }
     __device__ __forceinline__ void decode(const Shared<Max>& shared, int stage, int unit) {
         const uint32_t address = shared_address(shared.weights[stage]) + offsets[unit];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t word =
-                load_shared(address + static_cast<uint32_t>(i) * 8 * kWeightRowBytes);
+                load_shared(address + static_cast<uint32_t>(i) * kSecond * kWeightRowBytes);
             const uint2 eight = load_shared_two(word_of(entries[i], unit));
             const uint32_t first = word & 0x77777777u;
             a[unit][i] = pick_bytes(eight.x, eight.y, first) | (word & 0x80808080u);
@@ -234,11 +246,11 @@ struct Weights {
 };
 
 /// Sums of `steps` stages.
-template <int Tokens, int Max>
+template <int Tokens, int Max, bool kGated>
 __device__ __forceinline__ void multiply(int steps,
                                          Shared<Max>& shared,
                                          Ring<Shared<Max>::kStages>& ring,
-                                         Weights<Max>& weights,
+                                         Weights<Max, kGated>& weights,
                                          float (&sums)[Tokens / 2]) {
     constexpr int kAhead = 2;
     barrier_wait(&shared.full[ring.slot], ring.parity);
@@ -273,34 +285,85 @@ __device__ __forceinline__ void multiply(int steps,
     hopper::release(&shared.empty[ring.before()]);
 }
 
-template <int Tokens, int Max>
+/// Stores act(gate) * up of a tile; `feature`: the first of the warpgroup.
+template <int Tokens>
+__device__ __forceinline__ void store_gated(const Operands& p,
+                                            const hopper::GatedOut& out,
+                                            int32_t token,
+                                            int32_t feature,
+                                            const TileFactors& factors,
+                                            float (&sums)[Tokens / 2]) {
+    constexpr int kRounds = 2;  ///< of 32 tokens between moves of the sums
+    if (feature >= p.base.n) return;
+    int thread = static_cast<int>(threadIdx.x) - 128;
+    make_opaque(thread);  // what follows from it is not kept through the products
+    // A loop, as the activation is long: the sums move instead of the places that are read.
+#pragma unroll 1
+    for (int first = 0; first < Tokens; first += 32 * kRounds) {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+            const int place = first + 32 * round;
+            if (token + place >= p.base.rows) return;
+            float values[8];
+            hopper::gate_values(p.glu, factors, place, sums + 16 * round, values);
+            hopper::store_gated_round(out, thread, token + place, feature, values);
+        }
+#pragma unroll
+        for (int i = 0; i + 16 * kRounds < Tokens / 2; ++i) sums[i] = sums[i + 16 * kRounds];
+    }
+}
+
+/// Factors of the rows of a thread's two halves: of 16 of a warp, or of gate and up.
+template <bool kGated>
+__device__ __forceinline__ TileFactors factors_of(const Operands& p,
+                                                  int64_t feature,
+                                                  const float* tokens) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    TileFactors factors{{}, tokens + lane % 4 * 2};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const bool up = kGated && half == 1;
+        const int64_t wanted = feature + lane / 4 + (kGated ? 0 : 8 * half);
+        const int64_t n = wanted < p.base.n ? wanted : p.base.n - 1;
+        factors.features[half] =
+            (up ? p.up_outer : p.base.outer)[0] * (up ? p.up_row_factors : p.row_factors)[n];
+    }
+    return factors;
+}
+
+template <int Tokens, int Max, bool kGated>
 __device__ __forceinline__ void multiply_item(const Operands& operands,
+                                              const hopper::Maps& maps,
                                               Shared<Max>& shared,
                                               Ring<Shared<Max>::kStages>& ring,
                                               int64_t token,
-                                              int64_t feature,
-                                              float outer) {
+                                              int64_t feature) {
     const hopper::Operands& p = operands.base;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const int lane = thread % 32, warp = thread / 32, warpgroup = thread / 128;
-    Weights<Max> weights(warp, lane);
-    feature += warp * 16;
+    Weights<Max, kGated> weights(warp, lane);
     // Nobody reads the factors of the item before any more.
     named_sync(1 + warpgroup, 128);
     for (int i = thread % 128; i < Tokens; i += 128)
         shared.x_factors[warpgroup][i] = token + i < p.rows ? operands.x_factors[token + i] : 0.0f;
     named_sync(1 + warpgroup, 128);
+    const float* const of_tokens = shared.x_factors[warpgroup];
+    if constexpr (kGated) {
+        float sums[Tokens / 2] = {};
+        multiply<Tokens>(p.steps, shared, ring, weights, sums);
+        const TileFactors factors = factors_of<true>(operands, feature + warp * 8, of_tokens);
+        store_gated<Tokens>(operands, {&maps.out, shared.out[warpgroup], operands.out_pairs},
+                            static_cast<int32_t>(token),
+                            static_cast<int32_t>(feature) + warpgroup * 32, factors, sums);
+        return;
+    }
+    feature += warp * 16;
     for (int first = 0; first < p.steps; first += operands.chunk) {
         float sums[Tokens / 2] = {};
         const int left = p.steps - first;
         multiply<Tokens>(left < operands.chunk ? left : operands.chunk, shared, ring, weights,
                          sums);
-        TileFactors factors{{}, shared.x_factors[warpgroup] + lane % 4 * 2};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int64_t n = feature + lane / 4 + 8 * half;
-            factors.features[half] = outer * operands.row_factors[n < p.n ? n : p.n - 1];
-        }
+        const TileFactors factors = factors_of<false>(operands, feature, of_tokens);
         const float* bias = first == 0 ? p.bias : nullptr;
         if (p.add || first > 0)
             hopper::store_tile<Tokens, true>(p, token, feature, bias, factors, sums);
@@ -309,33 +372,36 @@ __device__ __forceinline__ void multiply_item(const Operands& operands,
     }
 }
 
-template <int Max>
-__device__ __forceinline__ void consume(const Operands& p, Shared<Max>& shared) {
+template <int Max, bool kGated>
+__device__ __forceinline__ void consume(const Operands& p,
+                                        const hopper::Maps& maps,
+                                        Shared<Max>& shared) {
     Ring<Shared<Max>::kStages> ring;
-    const float outer = p.base.outer[0];
-    hopper::consume<Max>(p.base, [&]<int Tokens>(int64_t token, int64_t feature) {
-        multiply_item<Tokens>(p, shared, ring, token, feature, outer);
+    hopper::consume<Max, kGated>(p.base, [&]<int Tokens>(int64_t token, int64_t feature) {
+        multiply_item<Tokens, Max, kGated>(p, maps, shared, ring, token, feature);
     });
+    if (kGated && threadIdx.x % 128 == 0) store_wait();
 }
 
-template <DType F, int Max>
+template <int Max, bool kGated>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
-    kernel(const __grid_constant__ CUtensorMap x_map,
-           const __grid_constant__ CUtensorMap weight_map,
-           const __grid_constant__ Operands p) {
+    kernel(const __grid_constant__ hopper::Maps maps, const __grid_constant__ Operands p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<Max>*>(memory);
     hopper::init_barriers(shared.full, shared.empty);
     if (threadIdx.x < kTableEntries)
-        shared.table[threadIdx.x] = table_entry(static_cast<int>(threadIdx.x), fold_of(F));
+        shared.table[threadIdx.x] = table_entry(static_cast<int>(threadIdx.x), fold_of(p.format));
     cluster_meet();
     if (threadIdx.x < 128) {
         fewer_registers<hopper::kLoaderRegisters>();
-        hopper::produce<F>(&x_map, &weight_map, p.base, shared,
-                           Form<Shared<Max>>{shared, p.row_factors, shared_address(shared.table)});
+        const Form<Shared<Max>> form{shared, p, shared_address(shared.table)};
+        if (p.format == DType::kNVFP4)
+            hopper::produce<DType::kNVFP4, kGated>(maps, p.base, shared, form);
+        else
+            hopper::produce<DType::kMXFP4, kGated>(maps, p.base, shared, form);
     } else {
         more_registers<hopper::kProductRegisters>();
-        consume<Max>(p, shared);
+        consume<Max, kGated>(p, maps, shared);
     }
     __syncwarp();
     // Shared memory stays until nobody writes to it any more.
@@ -362,39 +428,29 @@ __global__ void row_factors(const uint8_t* scales, int64_t rows, int64_t bytes, 
 /// eighth of what rounding the operands costs, for MXFP4, whose weights are exact, under a tenth.
 /// What is cut off grows with the root of the columns: 1.7e-3 of the result in 5120, 3.4e-3 in
 /// 17408.
-template <DType F>
-int32_t chunk_of(int32_t steps) {
-    const int32_t most = (F == DType::kMXFP4 ? 12288 : 17408) / kStageColumns;
+inline int32_t chunk_of(DType format, int64_t columns) {
+    const int64_t steps = ceil_div(columns, kStageColumns);
+    const int64_t most = (format == DType::kMXFP4 ? 12288 : 17408) / kStageColumns;
     return static_cast<int32_t>(ceil_div(steps, ceil_div(steps, most)));
 }
 
-template <DType F, int Max>
-void launch(Device& device, const Product& product, const Operands& p) {
+inline Operands operands_of(const Device& device, const Product& product, DType format, int own) {
+    Operands p{};
+    p.base = hopper::operands_of(product, format, own, device.multiprocessors());
+    p.row_factors = product.row_factors;
+    p.x_factors = product.x_scales;
+    p.format = format;
+    p.chunk = chunk_of(format, product.k);
+    return p;
+}
+
+template <int Max, bool kGated>
+void launch(Device& device, const hopper::Maps& maps, const Operands& p) {
     const int clusters = std::min(p.base.items, hopper::clusters_of(device.multiprocessors()));
-    device.launch("gemm_sm90_fp8", kernel<F, Max>, dim3(static_cast<unsigned>(clusters * kBlocks)),
-                  dim3(kThreads), sizeof(Shared<Max>), hopper::x_map<1>(product),
-                  hopper::weight_map(product, product.codes, kFeatures), p);
+    device.launch(kGated ? "gemm_sm90_fp8_glu" : "gemm_sm90_fp8", kernel<Max, kGated>,
+                  dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
+                  sizeof(Shared<Max>), maps, p);
 }
 
 }  // namespace sm90_fp8
-
-template <DType F>
-void find_row_factors(
-    Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out) {
-    constexpr int kThreads = 256;
-    device.launch("row_factors", sm90_fp8::row_factors<F>,
-                  dim3(static_cast<unsigned>(ceil_div(rows, kThreads / 32))), dim3(kThreads), 0,
-                  scales, rows, units * layout_of(F).group_bytes, out);
-}
-
-template <DType F>
-void run_gemm_sm90_fp8(Device& device, Product& product) {
-    sm90_fp8::Operands p{hopper::operands_of<F>(product, device.multiprocessors()),
-                         product.row_factors, product.x_scales, 0};
-    p.chunk = sm90_fp8::chunk_of<F>(p.base.steps);
-    // All tiles give the same bits.
-    if (p.base.tile == 256) return sm90_fp8::launch<F, 256>(device, product, p);
-    return sm90_fp8::launch<F, 128>(device, product, p);
-}
-
 }  // namespace tessera::cuda

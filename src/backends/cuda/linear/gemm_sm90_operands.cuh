@@ -1,27 +1,24 @@
 #pragma once
 // What the parts of gemm_sm90.cuh share: operands, the shared memory of a block, items of work.
 
-#include <cuda.h>
-
 #include "backends/cuda/linear/gemm_sm90_cut.h"
 #include "backends/cuda/linear/hopper_tiles.cuh"
 
 namespace tessera::cuda::sm90 {
 
 using hopper::kBoxRows;
+using hopper::kFeatures;
 using hopper::kLoaders;
+using hopper::kOutBytes;
+using hopper::kOwnFeatures;
 using hopper::kStageUnits;
 using hopper::kThreads;
 using hopper::kWeightRowBytes;
+using hopper::Maps;
 using hopper::StageScales;
 
-inline constexpr int kHalfColumns = 64;             ///< a row of 128 bytes of bf16
-inline constexpr int kTileRows = 64 * kWarpgroups;  ///< of weights, in a block
+inline constexpr int kHalfColumns = 64;  ///< a row of 128 bytes of bf16
 static_assert(kBoxRows == kTileStep, "copies bring whole steps of a tile");
-
-/// Features of a block: its rows, or half of them where gate and up share them.
-template <bool kGated>
-inline constexpr int kFeatures = kGated ? kTileRows / 2 : kTileRows;
 
 /// What the kernel takes of a Product, and how the tiles are cut.
 struct Operands {
@@ -39,21 +36,13 @@ struct Operands {
     Cut cut;
     int32_t stages;  ///< of the ring
     int32_t stage_bytes;
-    float4* running;    ///< sums of whole tiles, a block each
-    float4* shared;     ///< sums of items
-    uint32_t* tickets;  ///< of items that share a sum, a warpgroup each; 0 between launches
+    float4* running;  ///< sums of whole tiles, a block each: gated alone
+    float4* shared;   ///< sums of items
     // Gated alone:
     const uint8_t* up_scales;
     const float* up_outer;
     Glu glu;
-};
-
-/// Operands of the copy engine.
-struct Maps {
-    CUtensorMap x;
-    CUtensorMap weights;
-    CUtensorMap up;   ///< gated alone
-    CUtensorMap out;  ///< gated alone
+    bool out_pairs;  ///< pairs of features stand transposed
 };
 
 /// Tokens [token, end), in `count` columns of products, against features from `feature`, chunks
@@ -105,15 +94,12 @@ __device__ __forceinline__ int stages_of(const Operands& p, int chunk) {
 }
 
 inline constexpr int kMostStages = 8;
-inline constexpr int kWeightBytes = kTileRows * kWeightRowBytes;
-inline constexpr int kScaleBytes = kTileRows * 16;
-/// Where a warpgroup collects 32 tokens of gated values.
-inline constexpr int kOutBytes = 32 * 32 * 2;
+inline constexpr int kWeightBytes = kFeatures * kWeightRowBytes;
+inline constexpr int kScaleBytes = kFeatures * 16;
 inline constexpr size_t kSharedMost = 232448;
 struct Fixed {
     Barrier full[kMostStages], empty[kMostStages];
     uint2 table;
-    uint32_t ticket[kWarpgroups];
     int32_t item[4 * kWarpgroups];  ///< that a warp works on
 };
 /// Weights, scales and x of a stage.

@@ -3,14 +3,10 @@
 // bf16. A thread holds, for every 8 tokens of its tile, sums[4 j + 2 half + i]: row group + 8 half
 // of its warp, token 8 j + 2 t + i (ptx/wgmma.cuh).
 
-#include <cuda_bf16.h>
-
+#include "backends/cuda/linear/gated_tiles.cuh"
 #include "backends/cuda/linear/gemm_sm90_operands.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
-#include "backends/cuda/ptx/opaque.cuh"
 #include "backends/cuda/ptx/reduce_add.cuh"
-#include "backends/cuda/ptx/tma.cuh"
-#include "backends/cuda/rows/rows.cuh"
 
 namespace tessera::cuda::sm90 {
 
@@ -60,89 +56,62 @@ __device__ __forceinline__ void add_running(float4* block, int count, float (&su
     }
 }
 
-/// Puts the sums of one chunk of an item aside. The last of the warpgroups that share the item's
-/// features gets them all, added by rising chunk; for others the result is false. `kFours` of a
-/// thread's sums are loaded at a time.
-template <int kFours>
-__device__ __forceinline__ bool join_sums(const Operands& p,
-                                          const Item& item,
-                                          Fixed& fixed,
-                                          float (&sums)[kSums]) {
-    const int chunks = p.cut.chunks.count;
+/// Where the sums of a chunk of an item lie that shares its features and tokens with others.
+__device__ __forceinline__ float4* shared_sums(const Operands& p, const Item& item, int chunk) {
     const int block = static_cast<int>(blockIdx.x) % kBlocks;
-    static_assert(kBatch % kFours == 0);
-    int thread = static_cast<int>(threadIdx.x) - 128;
-    make_opaque(thread);  // what follows from it is not kept through the products
-    const int warpgroup = thread / 128;
-    const int64_t block_sums = static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
-    const auto sums_at = [&](int chunk) {
-        const int place = item.place - item.first_chunk + chunk;
-        return p.shared + (int64_t{place} * kBlocks + block) * block_sums;
-    };
-    put_aside(sums_at(item.first_chunk), item.count, sums);
-    __threadfence();
-    named_sync(1 + warpgroup, 128);
-    if (thread % 128 == 0) {
-        uint32_t* ticket =
-            p.tickets + (item.place / chunks * kBlocks + block) * kWarpgroups + warpgroup;
-        const uint32_t before = atomicAdd(ticket, 1u);
-        // All have come: nobody looks at the ticket before the next launch.
-        if (before + 1 == static_cast<uint32_t>(chunks)) *ticket = 0;
-        __threadfence();
-        fixed.ticket[warpgroup] = before;
-    }
-    __syncwarp();
-    named_sync(1 + warpgroup, 128);
-    if (fixed.ticket[warpgroup] + 1 != static_cast<uint32_t>(chunks)) return false;
-#pragma unroll
-    for (int i = 0; i < kSums / 4; i += kFours) {
-        if (8 * i >= item.count) break;
-        float4 all[kFours] = {};
-#pragma unroll 1
-        for (int chunk = 0; chunk < item.first_chunk; ++chunk) {
-            float4* const from = own_sums(sums_at(chunk));
-#pragma unroll
-            for (int j = 0; j < kFours; ++j) {
-                float4 four = __ldcg(sums_of(from, i + j));
-                if (chunk > 0) add_four(all[j], &four.x);
-                all[j] = four;
-            }
-        }
-        if (item.first_chunk > 0) {
-#pragma unroll
-            for (int j = 0; j < kFours; ++j) add_four(all[j], sums + 4 * (i + j));
-        }
-#pragma unroll 1
-        for (int chunk = item.end_chunk; chunk < chunks; ++chunk) {
-            float4* const from = own_sums(sums_at(chunk));
-#pragma unroll
-            for (int j = 0; j < kFours; ++j)
-                add_four(__ldcg(sums_of(from, i + j)), sums + 4 * (i + j));
-        }
-    }
-    return true;
+    const int place = item.place - item.first_chunk + chunk;
+    return p.shared + (int64_t{place} * kBlocks + block) *
+                          static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
 }
 
-/// Stores this thread's part of a tile; with Add adds it to what is there, which the second-level
-/// cache does by itself: nobody waits for what was there. Each element has one such addition.
-template <bool Add>
-__device__ __forceinline__ void store_tile(const Operands& p,
-                                           const Item& item,
-                                           int64_t feature,
-                                           const float (&sums)[kSums]) {
-    const float outer = p.outer[0];
-    int lane = static_cast<int>(threadIdx.x) % 32;
-    make_opaque(lane);
-    const int64_t n = feature + lane / 4, first = item.token + lane % 4 * 2;
-    const int left = item.end - item.token - lane % 4 * 2;
-    const int left_of[2] = {n < p.n ? left : 0, n + 8 < p.n ? left : 0};
-    float bias[2] = {-0.0f, -0.0f};  // adds nothing
+/// Where this thread's part of the results of an item goes; the first row of a warp's is `feature`.
+struct OutPlace {
+    float* rows[2];  ///< of two tokens, each at two features
+    int64_t step;    ///< to 8 tokens later
+    int left[2];     ///< tokens from the first one on, by feature
+    float outer;
+    float bias[2];
+
+    /// `chunk`: the bias belongs to the first one.
+    __device__ __forceinline__ OutPlace(const Operands& p,
+                                        const Item& item,
+                                        int64_t feature,
+                                        int chunk) {
+        int lane = static_cast<int>(threadIdx.x) % 32;
+        make_opaque(lane);
+        const int64_t n = feature + lane / 4, first = item.token + lane % 4 * 2;
+        const int tokens = item.end - item.token - lane % 4 * 2;
+        left[0] = n < p.n ? tokens : 0;
+        left[1] = n + 8 < p.n ? tokens : 0;
+        outer = p.outer[0];
+        bias[0] = bias[1] = -0.0f;  // adds nothing
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-        if (p.bias != nullptr && left_of[half] > 0) bias[half] = p.bias[n + 8 * half];
-    float* rows_of[2] = {p.out + first * p.out_stride + n, nullptr};
-    rows_of[1] = rows_of[0] + p.out_stride;
-    const int64_t step = 8 * p.out_stride;
+        for (int half = 0; half < 2; ++half)
+            if (p.bias != nullptr && chunk == 0 && left[half] > 0)
+                bias[half] = p.bias[n + 8 * half];
+        rows[0] = p.out + first * p.out_stride + n;
+        rows[1] = rows[0] + p.out_stride;
+        step = 8 * p.out_stride;
+    }
+    __device__ __forceinline__ float value(float sum, int half) const {
+        return __fadd_rn(__fmul_rn(sum, outer), bias[half]);
+    }
+    __device__ __forceinline__ void next() {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            rows[i] += step;
+            make_opaque(rows[i]);
+        }
+    }
+};
+
+/// Stores this thread's sums of a chunk; with Add adds them to what is there, which the
+/// second-level cache does by itself: nobody waits for what was there. All additions to an element
+/// are one thread's, in their order.
+template <bool Add>
+__device__ __forceinline__ void store_tile(
+    const Operands& p, const Item& item, int64_t feature, int chunk, const float (&sums)[kSums]) {
+    OutPlace to(p, item, feature, chunk);
 #pragma unroll
     for (int batch = 0; batch < kSums / 4; batch += kBatch) {
         if (8 * batch >= item.count) break;
@@ -152,70 +121,76 @@ __device__ __forceinline__ void store_tile(const Operands& p,
             for (int i = 0; i < 2; ++i) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float value =
-                        __fadd_rn(__fmul_rn(sums[4 * j + 2 * half + i], outer), bias[half]);
-                    if (8 * j + i >= left_of[half]) continue;
+                    const float value = to.value(sums[4 * j + 2 * half + i], half);
+                    if (8 * j + i >= to.left[half]) continue;
                     if constexpr (Add)
-                        reduce_add(rows_of[i] + 8 * half, value);
+                        reduce_add(to.rows[i] + 8 * half, value);
                     else
-                        rows_of[i][8 * half] = value;
+                        to.rows[i][8 * half] = value;
                 }
-                rows_of[i] += step;
-                make_opaque(rows_of[i]);
             }
+            to.next();
         }
     }
 }
 
-/// act(gate) * up of 32 tokens for this thread's feature.
-template <Glu kKind>
-__device__ __forceinline__ void gate_values(const float* sums,
-                                            const float2& outer,
-                                            float (&values)[8]) {
+/// Results of 32 tokens of an item from the sums of its chunks, which lie aside, with the bits of
+/// store_tile() chunk after chunk.
+__device__ __forceinline__ void join_chunks(const Operands& p,
+                                            const Item& item,
+                                            int64_t feature,
+                                            int batch) {
+    OutPlace to(p, item, feature, 0);
+    float values[kBatch][2][2];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int i = 0; i < 2; ++i) {
+        to.rows[i] += batch * kBatch * to.step;
+        to.left[i] -= batch * kTileStep;
+    }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float gate = __fmul_rn(sums[4 * j + i], outer.x);
-            const float up = __fmul_rn(sums[4 * j + 2 + i], outer.y);
-            values[2 * j + i] = rows::activate(kKind, gate) * up;
+    for (int j = 0; j < kBatch; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                values[j][half][i] =
+                    p.add && 8 * j + i < to.left[half] ? to.rows[i][j * to.step + 8 * half] : 0.0f;
+    for (int chunk = 0; chunk < p.cut.chunks.count; ++chunk) {
+        const float4* const from = sums_of(own_sums(shared_sums(p, item, chunk)), batch * kBatch);
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const float4 four = __ldcg(from + j * kOwners);
+            const float sums[2][2] = {{four.x, four.y}, {four.z, four.w}};
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const float value = to.value(sums[half][i], half);
+                    float& all = values[j][half][i];
+                    all = p.add || chunk > 0 ? add_flushing(all, value) : value;
+                }
         }
+        to.bias[0] = to.bias[1] = -0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (8 * j + i < to.left[half]) to.rows[i][8 * half] = values[j][half][i];
+        to.next();
     }
 }
 
-/// Stores 32 tokens of a warpgroup's 32 features with their pairs transposed: neighbours in a
-/// feature make words of pairs, shared memory collects the words of the four warps, the copy engine
-/// stores rows of 64 bytes as far as they are inside of the result.
-__device__ __forceinline__ void store_gated_round(const CUtensorMap* map,
-                                                  unsigned char* collected,
-                                                  int thread,
-                                                  int32_t token,
-                                                  int32_t feature,
-                                                  const float (&values)[8]) {
-    const int warpgroup = thread / 128;
-    const int warp = thread / 32 % 4, lane = thread % 32, group = lane / 4, t = lane % 4;
-    const bool odd = group % 2 == 1;
-    // What was there before has been read.
-    if (thread % 128 == 0) store_wait_read();
-    __syncwarp();
-    named_sync(1 + warpgroup, 128);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        // An even feature keeps the first of two tokens, an odd one the second.
-        const float sent = odd ? values[2 * j] : values[2 * j + 1];
-        const float got = __shfl_xor_sync(kAllLanes, sent, 4);
-        const __nv_bfloat162 pair =
-            __floats2bfloat162_rn(odd ? got : values[2 * j], odd ? values[2 * j + 1] : got);
-        const int row = 8 * j + 2 * t + group % 2;
-        *reinterpret_cast<__nv_bfloat162*>(collected + row * 64 + group / 2 * 16 + warp * 4) = pair;
+/// Factors of gate and up.
+struct OuterFactors {
+    float2 outer;
+    __device__ __forceinline__ float2 of_tokens(int) const { return {1.0f, 1.0f}; }
+    __device__ __forceinline__ float of(int half, float) const {
+        return half == 0 ? outer.x : outer.y;
     }
-    fence_async_proxy();
-    named_sync(1 + warpgroup, 128);
-    if (thread % 128 == 0) {
-        store_box(map, feature, token, collected);
-        store_commit();
-    }
-}
+};
 
 /// Rows 0 to 7 of a warp are the gate of its eight features, rows 8 to 15 their up. `feature`: the
 /// first of the warpgroup.
@@ -227,7 +202,7 @@ __device__ __forceinline__ void store_gated(const Operands& p,
                                             float (&sums)[kSums]) {
     constexpr int kRounds = 2;  ///< of 32 tokens between moves of the sums
     if (feature >= p.n) return;
-    const float2 outer = make_float2(p.outer[0], p.up_outer[0]);
+    const OuterFactors factors{make_float2(p.outer[0], p.up_outer[0])};
     int thread = static_cast<int>(threadIdx.x) - 128;
     make_opaque(thread);  // what follows from it is not kept through the products
     // A loop, as the activation is long: the sums move instead of the places that are read.
@@ -237,11 +212,9 @@ __device__ __forceinline__ void store_gated(const Operands& p,
         for (int round = 0; round < kRounds; ++round) {
             if (token + 32 * round >= item.end) break;
             float values[8];
-            if (p.glu == Glu::kSwiGlu)
-                gate_values<Glu::kSwiGlu>(sums + 16 * round, outer, values);
-            else
-                gate_values<Glu::kReGlu>(sums + 16 * round, outer, values);
-            store_gated_round(map, collected, thread, token + 32 * round, feature, values);
+            hopper::gate_values(p.glu, factors, 32 * round, sums + 16 * round, values);
+            hopper::store_gated_round({map, collected, p.out_pairs}, thread, token + 32 * round,
+                                      feature, values);
         }
 #pragma unroll
         for (int i = 0; i + 16 * kRounds < kSums; ++i) sums[i] = sums[i + 16 * kRounds];

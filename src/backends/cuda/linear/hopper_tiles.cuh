@@ -2,6 +2,8 @@
 // What the products for Hopper share, whatever x is made of: tiles and how they are cut, the warps
 // that bring operands, the ends of tiles.
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <cstdint>
 
@@ -28,9 +30,22 @@ inline constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
 static_assert(kLoaderRegisters + kWarpgroups * kProductRegisters <=
               (1 + kWarpgroups) * kLaunchRegisters);
 
+/// Features of a block: its rows of weights, or half of them where gate and up share them.
+template <bool kGated>
+inline constexpr int kOwnFeatures = kGated ? kFeatures / 2 : kFeatures;
+
+/// Operands of the copy engine.
+struct Maps {
+    CUtensorMap x;
+    CUtensorMap weights;
+    CUtensorMap up;   ///< gated alone
+    CUtensorMap out;  ///< gated alone
+};
+
 /// What the kernel takes of a Product, and how the tiles are cut.
 struct Operands {
     const uint8_t* scales;
+    const uint8_t* up_scales;  ///< gated alone
     const float* outer;
     const float* bias;
     float* out;
@@ -94,13 +109,13 @@ struct StageScales {
 };
 
 /// What the loader warps do. Form says what x is made of and what becomes of the scales:
-/// kColumnBytes, row() with each new row of the weight, put() with the scales of a stage.
-template <DType F, class Shared, class Form>
-__device__ __forceinline__ void produce(const CUtensorMap* x_map,
-                                        const CUtensorMap* weight_map,
+/// kColumnBytes, row() with each new row of the weight, or of up, put() with the scales of a stage.
+template <DType F, bool kGated, class Shared, class Form>
+__device__ __forceinline__ void produce(const Maps& maps,
                                         const Operands& p,
                                         Shared& shared,
                                         Form form) {
+    constexpr int kOwn = kOwnFeatures<kGated>;
     constexpr int kRowBytes = 128;
     constexpr int kParts = kStageColumns * Form::kColumnBytes / kRowBytes;
     Ring<Shared::kStages> ring;
@@ -110,15 +125,18 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
          index += static_cast<int>(gridDim.x) / kBlocks) {
         const Item item = item_of(p, index);
         if (item.token >= p.rows) continue;
-        const int feature = (item.feature * kBlocks + block) * kFeatures;
+        const int feature = (item.feature * kBlocks + block) * kOwn;
         // The blocks of a cluster share their tokens: each brings its part to all of them.
         const int part = item.count / kBlocks;
         const int first = block * part;
         const auto bytes =
             static_cast<uint32_t>(item.count * kParts * kRowBytes + kFeatures * kWeightRowBytes);
-        const int64_t row = feature + thread < p.n ? feature + thread : p.n - 1;
-        const uint8_t* scales = p.scales + row * p.units * StageScales<F>::kUnitBytes;
-        form.row(row);
+        const bool up = kGated && thread >= kOwn;
+        const int64_t wanted = feature + thread % kOwn;
+        const int64_t row = wanted < p.n ? wanted : p.n - 1;
+        const uint8_t* scales =
+            (up ? p.up_scales : p.scales) + row * p.units * StageScales<F>::kUnitBytes;
+        form.row(row, up);
         for (int step = 0; step < p.steps; ++step) {
             const auto raw = StageScales<F>::load(scales, int64_t{step} * kStageUnits, p.units,
                                                   p.scales_aligned);
@@ -127,13 +145,17 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
             Barrier* full = &shared.full[stage];
             if (thread == 0) {
                 barrier_arrive_expect(full, bytes);
-                copy_box(shared.weights[stage], weight_map, step * kWeightRowBytes, feature, full);
+                uint8_t* const weights = shared.weights[stage];
+                copy_box(weights, &maps.weights, step * kWeightRowBytes, feature, full);
+                if constexpr (kGated)
+                    copy_box(weights + kOwn * kWeightRowBytes, &maps.up, step * kWeightRowBytes,
+                             feature, full);
                 for (int i = 0; i < kParts; ++i) {
                     const int column = (step * kParts + i) * (kStageColumns / kParts);
                     uint8_t* target = shared.x[stage] + i * item.count * kRowBytes;
                     for (int at = first; at < first + part; at += kBoxRows) {
                         uint8_t* to = target + at * kRowBytes;
-                        copy_box_multicast(to, x_map, column, item.token + at, full,
+                        copy_box_multicast(to, &maps.x, column, item.token + at, full,
                                            uint16_t{(1 << kBlocks) - 1});
                     }
                 }
@@ -161,14 +183,15 @@ __device__ __forceinline__ void init_barriers(Barrier (&full)[Stages], Barrier (
 
 /// What the warps that multiply do: multiply<Tokens>(token, feature) with each item of their block,
 /// of at most Max tokens.
-template <int Max, class Multiply>
+template <int Max, bool kGated, class Multiply>
 __device__ __forceinline__ void consume(const Operands& p, const Multiply& multiply) {
     const int block = static_cast<int>(block_in_cluster());
     for (int index = static_cast<int>(blockIdx.x) / kBlocks; index < p.items;
          index += static_cast<int>(gridDim.x) / kBlocks) {
         const Item item = item_of(p, index);
         if (item.token >= p.rows) continue;
-        const int64_t feature = (static_cast<int64_t>(item.feature) * kBlocks + block) * kFeatures;
+        const int64_t feature =
+            (static_cast<int64_t>(item.feature) * kBlocks + block) * kOwnFeatures<kGated>;
         if constexpr (Max == 256)
             if (item.count == 256) multiply.template operator()<256>(item.token, feature);
         if constexpr (Max >= 128)
@@ -249,10 +272,11 @@ inline int clusters_of(int multiprocessors) {
     return std::max(multiprocessors / kBlocks, 1);
 }
 
-/// Cuts the product into tiles: waves of whole ones, the last tiles in pieces where that is faster.
-inline void cut_tiles(Operands& p, int multiprocessors) {
+/// Cuts the product into tiles of `own` features a block: waves of whole ones, the last tiles in
+/// pieces where that is faster.
+inline void cut_tiles(Operands& p, int own, int multiprocessors) {
     const int64_t clusters = clusters_of(multiprocessors);
-    const int64_t features = ceil_div(p.n, int64_t{kFeatures} * kBlocks);
+    const int64_t features = ceil_div(p.n, int64_t{own} * kBlocks);
     // What a tile of 256, 128 and 64 tokens takes.
     const auto cost = [](int tokens) { return tokens == 256 ? 100 : tokens == 128 ? 61 : 50; };
     int64_t least = INT64_MAX;
@@ -274,8 +298,8 @@ inline void cut_tiles(Operands& p, int multiprocessors) {
     }
 }
 
-template <DType F>
-Operands operands_of(const Product& product, int multiprocessors) {
+/// `own` features of a block.
+inline Operands operands_of(const Product& product, DType format, int own, int multiprocessors) {
     Operands p{};
     p.scales = product.scales;
     p.outer = product.outer;
@@ -286,11 +310,11 @@ Operands operands_of(const Product& product, int multiprocessors) {
     p.rows = product.rows;
     p.units = product.units;
     p.add = product.add;
-    constexpr auto kBytes = static_cast<uintptr_t>(StageScales<F>::kBytes);
+    const auto bytes = static_cast<uintptr_t>(layout_of(format).group_bytes * kStageUnits);
     p.scales_aligned =
-        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % kBytes == 0;
+        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % bytes == 0;
     p.steps = static_cast<int32_t>(ceil_div(product.units, kStageUnits));
-    cut_tiles(p, multiprocessors);
+    cut_tiles(p, own, multiprocessors);
     return p;
 }
 
@@ -317,6 +341,17 @@ inline CUtensorMap weight_map(const Product& product, const uint8_t* codes, uint
                        .shape = {bytes, static_cast<uint64_t>(product.n)},
                        .stride_bytes = {bytes},
                        .box = {kWeightRowBytes, features}});
+}
+/// Boxes of 32 tokens of 32 gated values.
+inline CUtensorMap out_map(const Product& product, void* out) {
+    return tensor_map(
+        {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE,
+         .data = out,
+         .axes = 2,
+         .shape = {static_cast<uint64_t>(product.n), static_cast<uint64_t>(product.rows)},
+         .stride_bytes = {static_cast<uint64_t>(product.n) * 2},
+         .box = {32, 32}});
 }
 
 }  // namespace tessera::cuda::hopper

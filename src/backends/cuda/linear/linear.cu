@@ -33,15 +33,6 @@ Run gemm_of(DType format) {
     return by_format(format, []<DType F>() -> Run { return run_gemm<F>; });
 }
 
-/// The product of rows of e4m3, null where there is none.
-Run fp8_gemm_of([[maybe_unused]] DType format) {
-#if TESSERA_SM90A
-    if (format == DType::kNVFP4) return run_gemm_sm90_fp8<DType::kNVFP4>;
-    if (format == DType::kMXFP4) return run_gemm_sm90_fp8<DType::kMXFP4>;
-#endif
-    return nullptr;
-}
-
 /// Whether weights of this format have the product of gemm_sm90.cuh.
 bool on_hopper(const Device& device, DType format) {
     return TESSERA_SM90A && device.properties().major == 9 &&
@@ -153,6 +144,11 @@ bool is_narrow(const Device& device, const Weight& weight) {
 bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight) {
     if (!on_hopper(device, weight.format) || is_narrow(device, weight)) return false;
     const uint8_t wants = weight.wants.prompt;
+#if TESSERA_SM90A
+    if (wants == bit_of(ActFormat::kFp8))
+        return view_of(x.prompt, wants).transposed_quads &&
+               gated_sm90_fp8(weight.format, weight.cols);
+#endif
     if (wants != bit_of(ActFormat::kBF16)) return false;
     const ActView& view = view_of(x.prompt, wants);
     return view.transposed_pairs && starts_aligned(view.values, 2, 16);
@@ -175,7 +171,6 @@ void launch_product(Device& device, const ProductCall& call) {
     Product p = product_of(call);
     const DType format = call.weight.format;
     const bool e4m3 = p.row_factors != nullptr;
-    const bool nvfp4 = p.x_scales != nullptr && !e4m3;
     const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
     device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
     if (tensor_cores && call.work == nullptr && is_narrow(device, call.weight))
@@ -186,15 +181,17 @@ void launch_product(Device& device, const ProductCall& call) {
 #endif
     Run run = tensor_cores ? gemm_of(format) : gemv_of(format);
 #if TESSERA_SM90A
+    if (e4m3) {
+        check(call.work == nullptr && on_hopper(device, format),
+              "products of e4m3 are plain ones on Hopper");
+        return run_gemm_sm90_fp8(device, p, format);
+    }
     // Rows of nvfp4 are here to be judged, not to be fast.
-    if (tensor_cores && !nvfp4 && call.work == nullptr && p.x_paired && p.x_aligned &&
-        on_hopper(device, format))
+    if (tensor_cores && p.x_scales == nullptr && call.work == nullptr && p.x_paired &&
+        p.x_aligned && on_hopper(device, format))
         return run_gemm_sm90(device, p, format);
 #endif
-    if (e4m3) {
-        check(call.work == nullptr, "grouped products do not take e4m3");
-        run = fp8_gemm_of(format);
-    }
+    check(!e4m3, "no product of e4m3 but on Hopper");
     device.note_fallback(why_general(device, call, p, run == gemm_of(format)));
     check(run != nullptr, "no kernel for a weight of this format");
     check(tensor_cores || !p.x_paired, "transposed pairs are for tensor cores");

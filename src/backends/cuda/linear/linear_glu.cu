@@ -1,4 +1,5 @@
-// linear_glu: one product of prompt rows on Hopper; products and a pass of their results elsewhere.
+// linear_glu: one product of prompt rows on Hopper, which leaves bf16; products and a pass of their
+// results elsewhere.
 #include <algorithm>
 #include <utility>
 
@@ -9,20 +10,49 @@
 namespace tessera::cuda {
 namespace {
 
+/// act(gate) * up as bf16 rows, in order or with transposed pairs.
+struct GatedRows {
+    void* data;
+    bool pairs;
+};
+
 #if TESSERA_SM90A
-void run_prompt(Device& device, const ProductCall& call, const Weight& up, Glu kind, void* out) {
+void run_prompt(
+    Device& device, const ProductCall& call, const Weight& up, Glu kind, const GatedRows& out) {
     const Product gate = product_of(call);
-    device.note_operands(Operands::k16Bits);
+    const bool e4m3 = gate.row_factors != nullptr;
+    device.note_operands(e4m3 ? Operands::kFp8 : Operands::k16Bits);
     const GluProduct with{.codes = reinterpret_cast<const uint8_t*>(up.codes),
                           .scales = reinterpret_cast<const uint8_t*>(up.scales),
                           .outer = up.outer_scale,
+                          .row_factors = up.row_factors,
                           .kind = kind,
-                          .out = out};
-    run_glu_sm90(device, gate, with, call.weight.format);
+                          .out = out.data,
+                          .pairs = out.pairs};
+    if (e4m3)
+        run_glu_sm90_fp8(device, gate, with, call.weight.format);
+    else
+        run_glu_sm90(device, gate, with, call.weight.format);
 }
 #else
-void run_prompt(Device&, const ProductCall&, const Weight&, Glu, void*) {}
+void run_prompt(Device&, const ProductCall&, const Weight&, Glu, const GatedRows&) {}
 #endif
+
+/// Whether prompt rows run in one product: shapes and formats alone decide, as the result differs
+/// from that of two products where it is e4m3.
+bool is_one_product(const Device& device,
+                    const GemmInput& x,
+                    const Weight& gate,
+                    const Weight& up,
+                    Glu kind,
+                    ActWants wants) {
+    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
+    constexpr uint8_t kFp8 = 1u << static_cast<unsigned>(ActFormat::kFp8);
+    return gate.format == up.format && gate.wants == up.wants &&
+           (kind == Glu::kSwiGlu || kind == Glu::kReGlu) &&
+           (wants.prompt == kBF16 || wants.prompt == kFp8) && gate.rows % 32 == 0 &&
+           takes_gated(device, x, gate);
+}
 
 }  // namespace
 
@@ -32,12 +62,9 @@ GemmInput CudaOps::linear_glu(
               gate.experts == 1 && up.experts == 1,
           "linear_glu: shapes");
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows), n = gate.rows;
-    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
     // Nothing of this differs between plan and run.
-    const bool fused = prompt > 0 && gate.format == up.format && gate.wants == up.wants &&
-                       (kind == Glu::kSwiGlu || kind == Glu::kReGlu) && wants.prompt == kBF16 &&
-                       n % 32 == 0 && takes_gated(*device_, x, gate);
-    if (!fused) return Ops::linear_glu(ex, x, gate, up, kind, wants);
+    if (prompt == 0 || !is_one_product(*device_, x, gate, up, kind, wants))
+        return Ops::linear_glu(ex, x, gate, up, kind, wants);
     GemmInput input = allocate_input(ex, x.rows, n, wants);
     const Scope scope(ex.arena);
     const size_t before = ex.arena.used_bytes();
@@ -47,6 +74,9 @@ GemmInput CudaOps::linear_glu(
     const int64_t generated = x.rows - prompt, spare = put_aside ? x.rows : generated;
     const Tensor gated = ex.arena.allocate(DType::kF32, {spare, n});
     const Tensor other = ex.arena.allocate(DType::kF32, {spare, n});
+    // The scale of a row of e4m3 needs all of it.
+    const bool scaled = wants_fp8(wants);
+    const Tensor rounded = ex.arena.allocate(DType::kBF16, {scaled ? prompt : 0, n});
     if (ex.planning()) return input;
     if (generated > 0) {
         for (const auto& [weight, out] : {std::pair(&gate, &gated), std::pair(&up, &other)}) {
@@ -68,13 +98,29 @@ GemmInput CudaOps::linear_glu(
     }
     const auto rows = static_cast<double>(prompt);
     const auto products = rows * static_cast<double>(n) * static_cast<double>(x.cols);
-    const Timed timed(*this, product_label("linear_glu", gate.format), 4 * products,
-                      2 * static_cast<double>(matrix_bytes(gate.format, n, x.cols)) +
-                          2 * rows * static_cast<double>(n + x.cols));
-    run_prompt(
-        *device_,
-        {.x = x, .weight = gate, .bias = Tensor{}, .out = Tensor{}, .rows = prompt, .sums = sums},
-        up, kind, input.prompt[0].values.data);
+    {
+        const bool e4m3 = gate.row_factors != nullptr;
+        const Timed timed(*this, product_label("linear_glu", gate.format, e4m3 ? "fp8" : ""),
+                          4 * products,
+                          2 * static_cast<double>(matrix_bytes(gate.format, n, x.cols)) +
+                              2 * rows * static_cast<double>(n + x.cols));
+        const ActView& view = input.prompt[0];
+        run_prompt(
+            *device_,
+            {.x = x,
+             .weight = gate,
+             .bias = Tensor{},
+             .out = Tensor{},
+             .rows = prompt,
+             .sums = sums},
+            up, kind,
+            {.data = scaled ? rounded.data : view.values.data, .pairs = view.transposed_pairs});
+    }
+    if (scaled) {
+        const double elements = rows * static_cast<double>(n);
+        const Timed timed(*this, "prepare[bf16]", elements, 3 * elements);
+        store_rounded(*device_, rounded, input.prompt[0]);
+    }
     return input;
 }
 

@@ -158,13 +158,15 @@ void run_gemm(Device& device, Product& product);
 /// transposed, each aligned to 16 bytes: gemm_sm90.cuh.
 void run_gemm_sm90(Device& device, const Product& product, DType format);
 /// act(gate) * up of two such weights of one shape, `n` a multiple of 32, without bias, into
-/// bf16 rows [rows, n] with transposed pairs. kSwiGlu or kReGlu.
+/// bf16 rows [rows, n]. kSwiGlu or kReGlu.
 struct GluProduct {
     const uint8_t* codes;  ///< of up
     const uint8_t* scales;
     const float* outer;
+    const float* row_factors;  ///< where x is e4m3
     Glu kind;
     void* out;
+    bool pairs;  ///< ActView::transposed_pairs
 };
 void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, DType format);
 /// Bytes of Product::sums for products over so many columns.
@@ -173,8 +175,10 @@ size_t sums_bytes_sm90(int64_t columns);
 /// gemm_decoded_sm90.cuh.
 void run_decoded_sm90(Device& device, DType format, const Product& product);
 /// The same for plain products whose x is e4m3 with transposed quads: gemm_sm90_fp8.cuh.
-template <DType F>
-void run_gemm_sm90_fp8(Device& device, Product& product);
+void run_gemm_sm90_fp8(Device& device, const Product& product, DType format);
+/// Gated, as run_glu_sm90, of columns for which gated_sm90_fp8() is true.
+void run_glu_sm90_fp8(Device& device, const Product& gate, const GluProduct& with, DType format);
+bool gated_sm90_fp8(DType format, int64_t columns);
 /// What that wants of a weight of `rows` rows, once: out[rows].
 template <DType F>
 void find_row_factors(

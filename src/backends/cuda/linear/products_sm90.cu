@@ -4,24 +4,25 @@
 namespace tessera::cuda {
 
 void run_gemm_sm90(Device& device, const Product& product, DType format) {
-    const sm90::Operands p = sm90::operands_of(product, format, sm90::kFeatures<false>, device);
+    const sm90::Operands p = sm90::operands_of<false>(product, format, device);
     sm90::Maps maps{};
     maps.x = hopper::x_map<2>(product);
-    maps.weights = hopper::weight_map(product, product.codes, sm90::kFeatures<false>);
+    maps.weights = hopper::weight_map(product, product.codes, hopper::kOwnFeatures<false>);
     sm90::launch<false>(device, maps, p);
 }
 
 void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, DType format) {
-    sm90::Operands p = sm90::operands_of(gate, format, sm90::kFeatures<true>, device);
+    sm90::Operands p = sm90::operands_of<true>(gate, format, device);
     p.scales_aligned = p.scales_aligned && reinterpret_cast<uintptr_t>(with.scales) % 8 == 0;
     p.up_scales = with.scales;
     p.up_outer = with.outer;
     p.glu = with.kind;
+    p.out_pairs = with.pairs;
     sm90::Maps maps{};
     maps.x = hopper::x_map<2>(gate);
-    maps.weights = hopper::weight_map(gate, gate.codes, sm90::kFeatures<true>);
-    maps.up = hopper::weight_map(gate, with.codes, sm90::kFeatures<true>);
-    maps.out = sm90::out_map(gate, with.out);
+    maps.weights = hopper::weight_map(gate, gate.codes, hopper::kOwnFeatures<true>);
+    maps.up = hopper::weight_map(gate, with.codes, hopper::kOwnFeatures<true>);
+    maps.out = hopper::out_map(gate, with.out);
     sm90::launch<true>(device, maps, p);
 }
 

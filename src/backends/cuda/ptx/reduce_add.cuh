@@ -9,5 +9,11 @@ __device__ __forceinline__ void reduce_add(float* global, float value) {
                  "f"(value)
                  : "memory");
 }
+/// The same sum of two registers.
+__device__ __forceinline__ float add_flushing(float a, float b) {
+    float sum;
+    asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+    return sum;
+}
 
 }  // namespace tessera::cuda

@@ -32,6 +32,14 @@ void store_scaled(Device& device, const Tensor& x, const GemmInput& input, Scale
     launch_scaled(device, "prepare_scaled", work, x.rows());
 }
 
+void store_rounded(Device& device, const Tensor& x, const ActView& view) {
+    check(view.transposed_quads && x.contiguous(), "rows of bf16 for a product of e4m3");
+    const auto eights = static_cast<int32_t>(x.cols() / 8);
+    device.launch("rounded_rows", rows::rounded_rows_kernel, dim3(static_cast<uint32_t>(x.rows())),
+                  dim3(rows::kRoundedThreads), 0, x.as<const uint4>(), eights,
+                  view.values.as<uint8_t>(), view.row_scales.as<float>());
+}
+
 void store_scaled_glu(Device& device,
                       const Tensor& gate,
                       const Tensor& up,

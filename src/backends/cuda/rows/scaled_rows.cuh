@@ -28,6 +28,22 @@ __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
 #endif
 }
 
+/// The scale of a row of e4m3 and its codes (ActFormat::kFp8).
+struct E4m3Scale {
+    float scale, inverse;
+
+    static __device__ __forceinline__ E4m3Scale of(float largest) {
+        const float scale = fmaxf(__fdiv_rn(largest, kFp8Largest), kFp8LeastScale);
+        return {scale, __frcp_rn(scale)};
+    }
+    __device__ __forceinline__ uint32_t codes(const Four& four) const {
+        float scaled[4];
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) scaled[i] = __fmul_rn(four.value[i], inverse);
+        return e4m3_pair(scaled[0], scaled[1]) | e4m3_pair(scaled[2], scaled[3]) << 16;
+    }
+};
+
 /// How a prompt row enters a product: its scale, and the columns in it.
 struct ScaledRow {
     const InputSink& sink;
@@ -38,8 +54,9 @@ struct ScaledRow {
     __device__ __forceinline__ ScaledRow(const InputSink& to, uint32_t index, float largest)
         : sink(to), row(index) {
         if (sink.e4m3 != nullptr) {
-            scale = fmaxf(__fdiv_rn(largest, kFp8Largest), kFp8LeastScale);
-            inverse = __frcp_rn(scale);
+            const auto of_row = E4m3Scale::of(largest);
+            scale = of_row.scale;
+            inverse = of_row.inverse;
         } else {
             scale = largest > 0.0f ? __fdiv_rn(largest, 6.0f * 448.0f) : 1.0f;
             inverse = 0.0f;
@@ -51,11 +68,7 @@ struct ScaledRow {
     __device__ __forceinline__ void store(const Four& four, int64_t column, bool inside) const {
         if (sink.e4m3 == nullptr) return store_nvfp4(four, column, inside);
         if (!inside) return;
-        float scaled[4];
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i) scaled[i] = __fmul_rn(four.value[i], inverse);
-        const uint32_t codes = e4m3_pair(scaled[0], scaled[1]) | e4m3_pair(scaled[2], scaled[3])
-                                                                     << 16;
+        const uint32_t codes = E4m3Scale{scale, inverse}.codes(four);
         uint8_t* codes_of_row = sink.e4m3 + row * sink.cols;
         if (sink.transposed_quads) {
             *reinterpret_cast<uint32_t*>(codes_of_row + transposed_quad_place(column)) = codes;
@@ -269,6 +282,63 @@ __global__ void __launch_bounds__(kScaledMaxThreads, 1)
 #pragma unroll
     for (int32_t g = 0; g < kScaledHeld; ++g) store(held[g], column_of(g));
     for (int32_t g = kScaledHeld; g < behind; ++g) store(finished_at(column_of(g)), column_of(g));
+}
+
+inline constexpr int32_t kRoundedThreads = 512;
+/// Eights that a thread keeps of a row of bf16: all of 20480 columns. Those behind are read twice.
+inline constexpr int32_t kRoundedHeld = 5;
+
+__device__ __forceinline__ __nv_bfloat162 bf16_two(uint32_t bits) {
+    return *reinterpret_cast<const __nv_bfloat162*>(&bits);
+}
+__device__ __forceinline__ Four four_of_bf16(uint32_t first, uint32_t second) {
+    const float2 low = __bfloat1622float2(bf16_two(first));
+    const float2 high = __bfloat1622float2(bf16_two(second));
+    return {{low.x, low.y, high.x, high.y}};
+}
+
+/// A block a row of bf16 in order, to e4m3 with transposed quads. Two blocks a multiprocessor, so
+/// that some read while others look for their largest magnitude. `eights`: of a row, fours of them.
+__global__ void __launch_bounds__(kRoundedThreads, 2)
+    rounded_rows_kernel(const uint4* values, int32_t eights, uint8_t* codes, float* scales) {
+    const int64_t row = blockIdx.x;
+    const auto first = static_cast<int32_t>(threadIdx.x);
+    values += row * eights;
+    codes += row * eights * 8;
+    uint4 held[kRoundedHeld];
+#pragma unroll
+    for (int32_t g = 0; g < kRoundedHeld; ++g) {
+        const int32_t at = first + g * kRoundedThreads;
+        held[g] = at < eights ? __ldg(values + at) : uint4{};
+    }
+    // A NaN does not count.
+    __nv_bfloat162 largest = bf16_two(0);
+    const auto compare = [&](const uint4& eight) {
+        largest = __hmax2(largest, __habs2(bf16_two(eight.x)));
+        largest = __hmax2(largest, __habs2(bf16_two(eight.y)));
+        largest = __hmax2(largest, __habs2(bf16_two(eight.z)));
+        largest = __hmax2(largest, __habs2(bf16_two(eight.w)));
+    };
+#pragma unroll
+    for (int32_t g = 0; g < kRoundedHeld; ++g) compare(held[g]);
+    constexpr int32_t kBehind = kRoundedHeld * kRoundedThreads;
+    for (int32_t at = first + kBehind; at < eights; at += kRoundedThreads)
+        compare(__ldg(values + at));
+    const float2 two = __bfloat1622float2(largest);
+    const auto scale = E4m3Scale::of(reduce<false>(fmaxf(two.x, two.y), 0.0f, Largest{}));
+    if (first == 0) scales[row] = scale.scale;
+    const auto store = [&](const uint4& eight, int32_t at) {
+        auto* const to = reinterpret_cast<uint32_t*>(codes + at / 4 * 32 + at % 4 * 4);
+        to[0] = scale.codes(four_of_bf16(eight.x, eight.y));
+        to[4] = scale.codes(four_of_bf16(eight.z, eight.w));
+    };
+#pragma unroll
+    for (int32_t g = 0; g < kRoundedHeld; ++g) {
+        const int32_t at = first + g * kRoundedThreads;
+        if (at < eights) store(held[g], at);
+    }
+    for (int32_t at = first + kBehind; at < eights; at += kRoundedThreads)
+        store(__ldg(values + at), at);
 }
 
 }  // namespace tessera::cuda::rows
