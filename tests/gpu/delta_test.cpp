@@ -121,5 +121,15 @@ TEST_F(DeltaOperands, Bf16HoldsWhatF16Clamps) {
     }
 }
 
+// Guards against bits that depend on the form of the scan, which is chosen by how many blocks come
+// together: a sequence alone runs the narrow one, among nine the wide one.
+TEST_F(DeltaOperands, BothFormsGiveTheSameBits) {
+    for (const bool bf16 : {false, true}) {
+        HostedOps ops = delta_ops(bf16);
+        const std::vector<float> alone = outputs_of(ops, {.heads = 16});
+        EXPECT_EQ(outputs_of(ops, {.heads = 16, .sequences = 9}), alone) << bf16;
+    }
+}
+
 }  // namespace
 }  // namespace tessera

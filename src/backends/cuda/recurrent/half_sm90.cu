@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/recurrent/half_narrow.cuh"
 #include "backends/cuda/recurrent/half_prepare.cuh"
 #include "backends/cuda/recurrent/half_scan.cuh"
 
@@ -20,13 +21,22 @@ void launch_prepare(Device& device, const HalfArgs& args, int64_t blocks) {
                   dim3(kGroupThreads * kGroups), sizeof(PrepareShared<kGroups>), args);
 }
 
+/// The narrow form where all its blocks fit on the card at once: a chunk takes it less time, but
+/// twice as many blocks. Both give the same bits, so that the choice may depend on what comes
+/// together and where.
 template <bool kBf16>
 void launch_scan(Device& device, const HalfArgs& args) {
     const DeltaArgs& delta = args.delta;
     // Empty sequences may stand between those with prompt rows.
     const int64_t rows = int64_t{delta.batch.sequences} * delta.heads * delta.size;
-    device.launch("half_scan", half_scan<kBf16>, dim3(static_cast<unsigned>(rows / kHalfValueRows)),
-                  dim3(kHalfScanThreads), sizeof(HalfScanShared<kHalfValueRows>), args);
+    if (rows / kNarrowRows <= device.multiprocessors())
+        device.launch("half_narrow", half_narrow<kBf16>,
+                      dim3(static_cast<unsigned>(rows / kNarrowRows)), dim3(kNarrowThreads),
+                      sizeof(NarrowShared), args);
+    else
+        device.launch("half_scan", half_scan<kBf16>,
+                      dim3(static_cast<unsigned>(rows / kHalfValueRows)), dim3(kHalfScanThreads),
+                      sizeof(HalfScanShared<kHalfValueRows>), args);
 }
 
 template <bool kBf16>

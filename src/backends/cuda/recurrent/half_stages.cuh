@@ -1,5 +1,5 @@
 #pragma once
-// What both forms of the scan (half_scan.cuh) share: the operands of chunks on
+// What both forms of the scan (half_scan.cuh, half_narrow.cuh) share: the operands of chunks on
 // their way through shared memory, the warp that fetches them and the one that stores outputs.
 
 #include "backends/cuda/ptx/bulk_copy.cuh"
