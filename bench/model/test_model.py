@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Tests of the model: no card, no compiler. Run: python3 bench/model/test_model.py"""
+import dataclasses
+import unittest
+
+import predict
+import products
+import sass
+from cards import CARDS
+
+
+def instruction(text: str, stall: int = 1, sets: int = 7, waits: int = 0) -> sass.Instruction:
+    return sass.Instruction(text, (stall | sets << 5 | waits << 11) << (105 - 64))
+
+
+class Model(unittest.TestCase):
+    def test_measured_times_are_predicted(self) -> None:
+        """Guards against rates, counts or rules under which the model no longer explains Hopper."""
+        for row in predict.measured():
+            self.assertTrue("outside" in row or predict.near(row), f"{row}: {predict.predicted_us(row):.0f} us")
+
+    def test_a_wrong_time_is_noticed(self) -> None:
+        """Guards against a comparison that accepts everything."""
+        row = predict.measured()[0]
+        self.assertFalse(predict.near(row | {"us": 1.5 * row["us"]}))
+        self.assertFalse(predict.near(row | {"us": row["us"] / 1.5}))
+
+    def test_slower_code_is_predicted_slower(self) -> None:
+        """Guards against a bound that takes no part: each is what binds one of these."""
+        kernel, card = products.hopper_kernels(sass.load(predict.COUNTS))["bf16"], CARDS["h200"]
+
+        def us(kernel: products.Kernel, tokens: int) -> float:
+            return products.predict(kernel, card, 17408, 5120, tokens).us
+
+        chained = {n: dataclasses.replace(loop, chain=2 * loop.chain) for n, loop in kernel.loops.items()}
+        longer = {n: dataclasses.replace(loop, mmas=2 * loop.mmas) for n, loop in kernel.loops.items()}
+        self.assertGreater(us(dataclasses.replace(kernel, loops=chained), 128), 1.2 * us(kernel, 128))
+        self.assertGreater(us(dataclasses.replace(kernel, loops=longer), 2048), 1.6 * us(kernel, 2048))
+        slow = dataclasses.replace(CARDS["rtx5090"], l2_bytes=8.0)
+        tiles = predict.blackwell().store
+        fast = products.fastest(tiles, CARDS["rtx5090"], 17408, 5120, 2048).us
+        self.assertGreater(products.fastest(tiles, slow, 17408, 5120, 2048).us, 1.3 * fast)
+
+    def test_fp4_tensor_cores_are_busy(self) -> None:
+        """Guards against an FP4 kernel whose stored loop cannot reach what is wanted of it."""
+        time = products.fastest(predict.blackwell().store, CARDS["rtx5090"], 17408, 5120, 2048)
+        self.assertGreaterEqual(time.utilisation, 0.75)
+
+
+class MachineCode(unittest.TestCase):
+    def test_clocks_of_a_warp(self) -> None:
+        """Guards against misread stalls, scoreboards and places of products."""
+        load, use = instruction("LDS R0, [R1]", stall=2, sets=3), instruction("IADD3 R2, R0", stall=5, waits=1 << 3)
+        self.assertEqual(sass.chain_of([load, use]), 33 + 5)
+        self.assertEqual(sass.chain_of([load, instruction("IADD3 R2, R3", stall=5)]), 7)
+        self.assertEqual(sass.chain_of([instruction("OMMA.SF R0", stall=2)] * 4), 0)
+
+    def test_innermost_loop(self) -> None:
+        """Guards against counting a loop over tiles as a step, and loader warps as none."""
+        code = [instruction(text) for text in (
+            "UTMALDG [UR4]", "STS [R0], R1", "BRA `(.L_x_0)", "MOV R1, R2", "LDS.64 R2, [R3]",
+            "HGMMA.64x64x16.F32.BF16 R24, R8, gdesc[UR4]", "@P0 BRA `(.L_x_2)", "@P1 BRA `(.L_x_1)")]
+        loops = list(sass.main_loops(code, {".L_x_0": 0, ".L_x_1": 3, ".L_x_2": 4}))
+        self.assertEqual(len(loops), 1)
+        self.assertEqual((loops[0].instructions, loops[0].mmas, loops[0].loader), (3, 1, 3))
+        self.assertEqual(loops[0].shared, {"LDS.64": 1})
+
+    def test_names(self) -> None:
+        """Guards against two kernels under one name in counts.json."""
+        name = "_ZN7tessera4cuda8sm90_fp86kernelILNS_5DTypeE17ELi256EEEv14CUtensorMap_stS3_"
+        self.assertEqual(sass.short_name(name), "sm90_fp8<17,256>")
+        tile = "_ZN7tessera4cuda5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi256ELi128EEEEEv14CUtensorMap_st"
+        self.assertEqual(sass.short_name(tile), "sm120<256,128>")
+
+    def test_changed_code_is_noticed(self) -> None:
+        """Guards against stored counts of code that is no longer built."""
+        stored = sass.load(predict.COUNTS)
+        name, loop = next(iter(stored.items()))
+        self.assertEqual(predict.compare({name: loop}, stored), [])
+        self.assertTrue(predict.compare({name: dataclasses.replace(loop, instructions=2 * loop.instructions)}, stored))
+        self.assertTrue(predict.compare({"new": loop}, stored))
+
+
+if __name__ == "__main__":
+    unittest.main()
