@@ -18,6 +18,7 @@
 #include "core/error.h"
 #include "engine/machine.h"
 #include "tools/bench_result.h"
+#include "tools/saturation.h"
 #include "tools/terminal.h"
 #include "tools/version.h"
 
@@ -189,7 +190,8 @@ class Sources {
                           .threads = test.threads,
                           .act = test.act,
                           .isa = options_.isa,
-                          .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers};
+                          .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers,
+                          .delta_bf16 = options_.delta_bf16};
         if (!noted_)
             engine.backend.note = [this](std::string_view text) {
                 print_note(text);
@@ -318,6 +320,7 @@ int run_bench(const BenchOptions& options) {
             if (options.ops)
                 fmt::print(stderr, "\n{}\n{}\n", test_name(test), ops_tables(result.ops));
         }
+        note_saturation(*engine);
     }
     printers.end();
     return static_cast<int>(ExitCode::kOk);

@@ -92,6 +92,13 @@ Option act_row(ActPolicy& act) {
         act, act_policies());
 }
 
+Option delta_row(bool& bf16) {
+    return switch_row({"--delta-bf16, --no-delta-bf16", "", "DELTA_BFLOAT",
+                       "Hopper: prompts run the gated delta rule on bf16 operands, an eighth as "
+                       "precise as f16, for models with values over 65504"},
+                      bf16);
+}
+
 std::vector<Option> device_debug_rows(BackendOptions& backend) {
     return {switch_row({"--poison, --no-poison", "", "TESSERA_POISON",
                         "GPU: fill fresh memory with 0xFF, which shows reads of unwritten memory"},
@@ -164,6 +171,7 @@ std::vector<Option> machine_rows(EngineOptions& engine) {
     std::vector<Option> rows;
     rows.push_back(threads_row(engine.backend.threads));
     rows.push_back(act_row(engine.backend.act));
+    rows.push_back(delta_row(engine.backend.delta_bf16));
     engine.backend.name = "auto";
     engine.backend.note = print_note;
     rows.push_back(backend_row({"--backend", "NAME", "BACKEND",

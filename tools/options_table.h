@@ -61,6 +61,7 @@ std::vector<Option> context_rows(EngineOptions& engine);
 std::vector<Option> machine_rows(EngineOptions& engine);
 Option threads_row(int32_t& threads);
 Option act_row(ActPolicy& act);
+Option delta_row(bool& bf16);
 const NamedValues<DType>& cache_types();
 /// The name that -ctk knows.
 std::string cache_type_name(DType type);

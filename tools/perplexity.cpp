@@ -18,6 +18,7 @@
 #include "engine/machine.h"
 #include "tools/perplexity_file.h"
 #include "tools/perplexity_stats.h"
+#include "tools/saturation.h"
 #include "tools/text_input.h"
 
 namespace tessera {
@@ -339,6 +340,7 @@ int run_perplexity(const PerplexityOptions& options) {
                    job.tokens.size(), job.windows.count, job.windows.length,
                    engine.options().sequences);
     evaluate(options, engine, job);
+    note_saturation(engine);
     return static_cast<int>(ExitCode::kOk);
 }
 

@@ -15,6 +15,7 @@
 #include "engine/generate.h"
 #include "tools/interrupt.h"
 #include "tools/run_text.h"
+#include "tools/saturation.h"
 #include "tools/terminal.h"
 #include "tools/text_input.h"
 
@@ -307,13 +308,17 @@ int run_run(const RunOptions& options) {
     if (wants_chat(options, engine)) {
         if (prompt.has_value() && prompt->empty())
             throw UserError(ExitCode::kUsage, "the prompt is empty");
-        return talk(options, engine, prompt);
+        const int code = talk(options, engine, prompt);
+        note_saturation(engine);
+        return code;
     }
     if (!prompt.has_value()) {
         fmt::print(stderr, "type the text to continue, then Ctrl-D\n");
         prompt = without_last_newline(read_stream(stdin));
     }
-    return complete(options, engine, *prompt);
+    const int code = complete(options, engine, *prompt);
+    note_saturation(engine);
+    return code;
 }
 
 }  // namespace tessera

@@ -95,6 +95,8 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
+            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -150,6 +152,8 @@ _tessera() {
             '*-lm[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--load-mode=[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--act=[format of activations in matrix products]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
+            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*-ngl[layers on the GPU\: -1 or many for all, 0 for the CPU]:N:' \
@@ -193,6 +197,8 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
+            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -254,6 +260,8 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
+            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -305,6 +313,8 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
+            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*--poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
             '*--no-poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \

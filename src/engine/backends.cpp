@@ -71,6 +71,7 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
     return cuda::make_cuda_ops({.device = device,
                                 .act_prompt = act_format(chosen),
                                 .act_generated = generated_format(chosen),
+                                .delta_bf16 = options.delta_bf16,
                                 .poison = options.poison,
                                 .synchronous = options.synchronous});
 }

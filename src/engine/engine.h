@@ -39,6 +39,7 @@ struct BackendOptions {
     /// Layers on a card: all or none (then "auto" is the CPU). UserError(kUsage) by Engine for a
     /// number between, as partial offload does not exist.
     int32_t gpu_layers = kAllLayers;
+    bool delta_bf16 = false;   ///< CUDA on Hopper: bf16 operands in the gated delta rule, not f16
     bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
     bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
     /// Is told, in one line, why "auto" leaves a card of this machine alone.

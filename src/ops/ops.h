@@ -134,6 +134,9 @@ struct OpCount {
     std::string fallback{};
 };
 
+/// Name of the counter of operands that gated_delta_rule clamped to the range of their format.
+inline constexpr std::string_view kDeltaSaturated = "gated_delta_rule: saturated";
+
 /// The counter of such calls, added where there is none yet.
 OpCount& count_of(std::vector<OpCount>& counts,
                   std::string_view name,
@@ -393,10 +396,11 @@ class Ops {
     /// only differences of G are ever exponentiated. Everything in f32 or better; the chunk form
     /// may multiply operands split into two bf16 numbers as long as it stays within 1e-5 (relative
     /// L2) of the recurrence. The CPU backend does so on AMX unless activations are f32. Where
-    /// delta_rule_in_f16() says so, it multiplies operands rounded to f16 (sums and states in f32,
-    /// operands beyond 65504 saturate): 1e-3 of the recurrence, 5e-3 where keys repeat, or
-    /// change slowly, without decay.
-    virtual bool delta_rule_in_f16() const { return false; }
+    /// delta_rule_operands() is kF16, it multiplies operands rounded to f16 (sums and states in
+    /// f32, operands beyond 65504 saturate): 1e-3 of the recurrence, 5e-3 where keys repeat, or
+    /// change slowly, without decay. Where it is kBF16, operands rounded to bf16, which have the
+    /// range of f32: 8e-3, or 4e-2.
+    virtual DType delta_rule_operands() const { return DType::kF32; }
     virtual void gated_delta_rule(Exec& ex,
                                   const Tensor& q,
                                   const Tensor& k,

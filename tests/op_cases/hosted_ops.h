@@ -41,7 +41,7 @@ class HostedOps final : public Ops {
     ActWants wants(DType weight_format, int32_t experts) const override {
         return inner_->wants(weight_format, experts);
     }
-    bool delta_rule_in_f16() const override { return inner_->delta_rule_in_f16(); }
+    DType delta_rule_operands() const override { return inner_->delta_rule_operands(); }
     Weight upload(const HostWeight& weight) override { return inner_->upload(weight); }
 
     void embed(Exec& ex, const Tensor& ids, const Weight& table, const Tensor& out) override;

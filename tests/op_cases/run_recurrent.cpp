@@ -420,8 +420,10 @@ Outputs execute(const GatesCase& shape, const Request& request) {
 Outputs execute(const DeltaCase& shape, const Request& request) {
     Outputs outputs;
     // The sizes that the form with 16-bit operands takes; tolerances want to know.
-    if (request.subject.ops.delta_rule_in_f16() && shape.key_size == 128 && shape.size % 64 == 0)
-        outputs.wants.prompt = 1u << static_cast<unsigned>(ActFormat::kBF16);
+    const DType operands = request.subject.ops.delta_rule_operands();
+    if (operands != DType::kF32 && shape.key_size == 128 && shape.size % 64 == 0)
+        outputs.wants.prompt = 1u << static_cast<unsigned>(
+                                   operands == DType::kBF16 ? ActFormat::kBF16 : ActFormat::kFp8);
     Random random(request.seed);
     const int32_t rows = rows_of(shape.memory);
     const Memory memory(shape.memory,

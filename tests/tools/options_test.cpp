@@ -10,6 +10,7 @@
 
 #include "tools/help.h"
 #include "tools/options_table.h"
+#include "tools/saturation.h"
 
 namespace tessera {
 namespace {
@@ -240,12 +241,26 @@ TEST(Options, ChoosesTheCard) {
     AllOptions poisoned;
     EXPECT_EQ(parse(poisoned, {"run", "x"}, {{"TESSERA_POISON", "1"}}), "");
     EXPECT_TRUE(poisoned.run.engine.backend.poison);
+    EXPECT_FALSE(backend_of({}).delta_bf16);
+    EXPECT_TRUE(backend_of({"--delta-bf16"}).delta_bf16);
+    EXPECT_FALSE(backend_of({"--delta-bf16", "--no-delta-bf16"}).delta_bf16);
     AllOptions all;
     EXPECT_EQ(parse(all, {"run", "x", "-dev", "Vulkan0"}),
               "run: -dev: unknown device 'Vulkan0' (one of CUDA0, CUDA1, ... or none)");
     EXPECT_EQ(parse(all, {"run", "x", "--backend", "cudaX"}),
               "run: --backend: unknown value 'cudaX'; did you mean cuda? (known: auto, cpu, "
               "cuda, reference)");
+}
+
+// Guards against advice that comes without a reason, or names a way that was taken already.
+TEST(Saturation, IsNotedWithWhatToDo) {
+    const std::vector<OpCount> none{{.name = "gated_delta_rule", .calls = 9}};
+    const std::vector<OpCount> some{none[0], {.name = std::string(kDeltaSaturated), .calls = 7}};
+    EXPECT_EQ(saturation_note(none, false), "");
+    EXPECT_EQ(saturation_note(some, true), "");
+    const std::string note = saturation_note(some, false);
+    EXPECT_TRUE(note.starts_with("7 operands")) << note;
+    EXPECT_NE(note.find("--delta-bf16"), std::string::npos) << note;
 }
 
 bool is_flag_of(const Command& command, const std::string& flag) {

@@ -97,7 +97,7 @@ std::vector<OpCount> CudaOps::op_counts() const {
                                device_->stream()),
                "reading a counter");
     device_->synchronize();
-    if (clamped > 0) counts.push_back({.name = "gated_delta_rule: saturated", .calls = clamped});
+    if (clamped > 0) counts.push_back({.name = std::string(kDeltaSaturated), .calls = clamped});
     return counts;
 }
 

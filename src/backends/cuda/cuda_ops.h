@@ -24,6 +24,7 @@ struct CudaOptions {
     /// others then take bf16. F32 weights take f32 activations always.
     ActFormat act_prompt = ActFormat::kBF16;
     ActFormat act_generated = ActFormat::kBF16;
+    bool delta_bf16 = false;   ///< Hopper: gated_delta_rule multiplies bf16 instead of f16
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
     bool synchronous = false;  ///< wait after every kernel, so that a fault names the right one
 };
@@ -147,7 +148,7 @@ class CudaOps final : public Ops {
                          const Batch& batch,
                          const RecurrentView& memory,
                          const Tensor& qkv) override;
-    bool delta_rule_in_f16() const override;
+    DType delta_rule_operands() const override;
     void gated_delta_rule(Exec& ex,
                           const Tensor& q,
                           const Tensor& k,

@@ -313,4 +313,20 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[64], uint64_t a, uint64_t 
         : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(WgmmaType<kHalf>::kName));
 }
 
+/// Thirty-two columns; with kAlongM the 16 rows of a have m along them, as wgmma_columns_from says
+/// of n.
+template <bool kHalf, bool kAlongM>
+__device__ __forceinline__ void wgmma_shared(float (&d)[16], uint64_t a, uint64_t b, bool add) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %18, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.%19.%19 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %20, 0;\n\t}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)), "C"(WgmmaType<kHalf>::kName),
+          "n"(kAlongM ? 1 : 0));
+}
+
 }  // namespace tessera::cuda

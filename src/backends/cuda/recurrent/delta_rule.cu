@@ -134,12 +134,12 @@ std::string_view why_general(const DeltaArgs& delta, bool hopper, bool half) {
 
 }  // namespace
 
-bool CudaOps::delta_rule_in_f16() const {
+DType CudaOps::delta_rule_operands() const {
 #if TESSERA_SM90A
-    return device_->properties().major == 9 && options_.act_prompt != ActFormat::kF32;
-#else
-    return false;
+    if (device_->properties().major == 9 && options_.act_prompt != ActFormat::kF32)
+        return options_.delta_bf16 ? DType::kBF16 : DType::kF16;
 #endif
+    return DType::kF32;
 }
 
 void CudaOps::gated_delta_rule(Exec& ex,
@@ -178,7 +178,8 @@ void CudaOps::gated_delta_rule(Exec& ex,
                     .prompts_too = key_size > kMostChunkColumns};
     const Scope scope(ex.arena);
     const int64_t chunks = delta.prompts_too ? 0 : most_chunks(batch);
-    const bool half = delta_rule_in_f16() && half_rule_takes(delta);
+    const DType operands = delta_rule_operands();
+    const bool hopper = operands != DType::kF32, half = hopper && half_rule_takes(delta);
     [[maybe_unused]] HalfScratch half_scratch{};
     ChunkScratch scratch{};
     if (half)
@@ -199,11 +200,10 @@ void CudaOps::gated_delta_rule(Exec& ex,
     const Timed timed(*this, "gated_delta_rule", 7 * products, 8 * (values + states));
 #if TESSERA_SM90A
     half_scratch.clamped = clamped_;
-    if (chunks > 0 && half) run_half_sm90(*device_, delta, half_scratch, chunks);
+    if (chunks > 0 && half) run_half_sm90(*device_, delta, half_scratch, chunks, operands);
 #endif
     if (chunks > 0) device_->note_operands(Operands::k16Bits);
-    if (batch.prompt_rows > 0)
-        device_->note_fallback(why_general(delta, delta_rule_in_f16(), half));
+    if (batch.prompt_rows > 0) device_->note_fallback(why_general(delta, hopper, half));
     if (chunks > 0 && !half) run_prompts(*device_, delta, scratch, chunks);
     if (batch.prompt_rows < rows || delta.prompts_too) run_tokens(*device_, delta);
 }

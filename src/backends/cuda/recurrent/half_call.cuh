@@ -15,7 +15,7 @@ struct HalfScratch {
     uint16_t* keys = nullptr;     ///< [chunk][key head][K, Q][2 images]
     uint16_t* squares = nullptr;  ///< [chunk][head][T', P]
     float* gates = nullptr;       ///< [chunk][head][exp(G_i), exp(G_last - G_i)][64]
-    uint32_t* clamped = nullptr;  ///< counts operands that were beyond kMostHalf
+    uint32_t* clamped = nullptr;  ///< counts operands that were beyond what is finite
     int32_t first = 0;            ///< chunk of the batch that the window begins with
     int32_t count = 0;            ///< chunks of the window
 };
@@ -26,6 +26,8 @@ inline bool half_rule_takes(const DeltaArgs& delta) {
 }
 
 /// The prompt rows of at most `chunks` chunks, in windows of the chunks that the scratch holds.
-void run_half_sm90(Device& device, const DeltaArgs& delta, HalfScratch scratch, int64_t chunks);
+/// `operands`: kF16 or kBF16.
+void run_half_sm90(
+    Device& device, const DeltaArgs& delta, HalfScratch scratch, int64_t chunks, DType operands);
 
 }  // namespace tessera::cuda

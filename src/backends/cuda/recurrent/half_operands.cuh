@@ -12,11 +12,10 @@
 
 namespace tessera::cuda {
 
-/// f16 has 8 times the precision; bf16 the range. The operands are of the size
-/// of 1 in models.
-constexpr bool kHalfIsBf16 = false;
-/// Bits of the largest finite operand: 65504 or 3.39e38.
-constexpr uint32_t kMostHalf = kHalfIsBf16 ? 0x7f7fu : 0x7bffu;
+/// Bits of the largest finite operand: 65504 or 3.39e38. f16 has 8 times the precision of bf16; the
+/// operands are of the size of 1 in models.
+template <bool kBf16>
+constexpr uint32_t kMostHalf = kBf16 ? 0x7f7fu : 0x7bffu;
 
 /// Matrices stand as images: rows of 64 elements (128 bytes), the 16-byte piece
 /// p of row r in place p ^ (r % 8). K and Q are two images each, one for each
@@ -32,32 +31,40 @@ struct HalfArgs {
 };
 
 /// x in the lower half; what is out of range saturates.
+template <bool kBf16>
 __device__ __forceinline__ uint32_t pack_half(float x, float y) {
-    return kHalfIsBf16 ? saturate_bf16(x, y) : saturate_f16(x, y);
+    return kBf16 ? saturate_bf16(x, y) : saturate_f16(x, y);
 }
-using HalfPair = std::conditional_t<kHalfIsBf16, __nv_bfloat162, __half2>;
+template <bool kBf16>
+using HalfPair = std::conditional_t<kBf16, __nv_bfloat162, __half2>;
 
-__device__ __forceinline__ HalfPair as_pair(uint32_t pair) {
-    return *reinterpret_cast<const HalfPair*>(&pair);
+template <bool kBf16>
+__device__ __forceinline__ HalfPair<kBf16> as_pair(uint32_t pair) {
+    return *reinterpret_cast<const HalfPair<kBf16>*>(&pair);
 }
-__device__ __forceinline__ uint32_t as_bits(HalfPair pair) {
+template <class Pair>
+__device__ __forceinline__ uint32_t as_bits(Pair pair) {
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 /// The larger magnitudes of two pairs, NaN before all.
+template <bool kBf16>
 __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
-    return as_bits(__hmax2_nan(as_pair(a), __habs2(as_pair(b))));
+    return as_bits(__hmax2_nan(as_pair<kBf16>(a), __habs2(as_pair<kBf16>(b))));
 }
-/// The same pair with NaN replaced by kMostHalf.
+/// The same pair with NaN replaced by the largest finite operand.
+template <bool kBf16>
 __device__ __forceinline__ uint32_t without_nan(uint32_t pair) {
-    return as_bits(__hmin2(as_pair(pair), as_pair(kMostHalf * 0x10001u)));
+    return as_bits(__hmin2(as_pair<kBf16>(pair), as_pair<kBf16>(kMostHalf<kBf16> * 0x10001u)));
 }
-/// Whether one of two magnitudes was beyond what a finite operand holds.
-__device__ __forceinline__ bool beyond(uint32_t pair) {
-    return (pair & 0x7fffu) >= kMostHalf || (pair >> 16 & 0x7fffu) >= kMostHalf;
-}
-/// How many of a pair were.
+/// How many of two magnitudes were beyond what a finite operand holds.
+template <bool kBf16>
 __device__ __forceinline__ uint32_t count_beyond(uint32_t pair) {
-    return ((pair & 0x7fffu) >= kMostHalf ? 1 : 0) + ((pair >> 16 & 0x7fffu) >= kMostHalf ? 1 : 0);
+    return ((pair & 0x7fffu) >= kMostHalf<kBf16> ? 1 : 0) +
+           ((pair >> 16 & 0x7fffu) >= kMostHalf<kBf16> ? 1 : 0);
+}
+template <bool kBf16>
+__device__ __forceinline__ bool beyond(uint32_t pair) {
+    return count_beyond<kBf16>(pair) > 0;
 }
 
 }  // namespace tessera::cuda

@@ -1,0 +1,135 @@
+// Operands of the gated delta rule in prompts on Hopper: f16, or bf16 on request. Other cards keep
+// f32's precision and have nothing to choose.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "gpu/gpu.h"
+#include "op_cases/case_run.h"
+#include "op_cases/hosted_ops.h"
+
+namespace tessera {
+namespace {
+
+using op_cases::HostedOps;
+
+class DeltaOperands : public CardTest {};
+
+HostedOps delta_ops(bool bf16) {
+    BackendOptions options{.name = kCard, .isa = {}};
+    options.delta_bf16 = bf16;
+    return HostedOps(make_ops(options), false);
+}
+
+struct Prompts {
+    int32_t heads = 1;
+    int32_t sequences = 1;
+    float most = 1.0f;  ///< of the values
+};
+constexpr int32_t kRows = 100, kSize = 128;  ///< of each sequence; keys and values
+
+/// Outputs of sequences side by side with one key head. What a sequence holds does not depend on
+/// how many there are.
+std::vector<float> outputs_of(Ops& ops, const Prompts& prompts) {
+    const int64_t heads = prompts.heads, count = prompts.sequences, rows = count * kRows;
+    const auto filled = [&](int64_t width, float low, float high) {
+        std::vector<float> values;
+        for (int64_t s = 0; s < count; ++s) {
+            op_cases::Random random(static_cast<uint64_t>(3 + s));
+            for (int64_t i = 0; i < kRows * width; ++i) values.push_back(random.uniform(low, high));
+        }
+        return values;
+    };
+    std::vector<float> q = filled(kSize, -0.1f, 0.1f), k = filled(kSize, -0.1f, 0.1f);
+    std::vector<float> v = filled(heads * kSize, -prompts.most, prompts.most), out(v.size());
+    std::vector<float> decay = filled(heads, -0.1f, 0.0f), beta = filled(heads, 0.0f, 1.0f);
+    std::vector<float> state(static_cast<size_t>(count * heads * kSize * kSize));
+    std::vector<int32_t> positions, starts{0}, slots;
+    for (int32_t s = 0; s < prompts.sequences; ++s) {
+        for (int32_t i = 0; i < kRows; ++i) positions.push_back(i);
+        starts.push_back(starts.back() + kRows);
+        slots.push_back(s);
+    }
+    const auto integers = [](std::vector<int32_t>& x) {
+        return make_tensor(x.data(), DType::kI32, {static_cast<int64_t>(x.size())});
+    };
+    Batch batch;
+    batch.tokens = batch.positions = integers(positions);
+    batch.seq_start = integers(starts);
+    batch.slots = integers(slots);
+    batch.prompt_rows = static_cast<int32_t>(rows);
+    batch.max_visible = kRows;
+    RecurrentView memory;
+    memory.state = make_tensor(state.data(), DType::kF32, {count, heads, kSize, kSize});
+    const auto by_head = [&](std::vector<float>& x, int64_t n) {
+        return make_tensor(x.data(), DType::kF32, {rows, n, kSize});
+    };
+    const auto gates = [&](std::vector<float>& x) {
+        return make_tensor(x.data(), DType::kF32, {rows, heads});
+    };
+    std::vector<std::byte> scratch(size_t{64} << 20);
+    Arena arena(scratch.data(), scratch.size());
+    Exec ex{arena, batch.prompt_rows};
+    ops.gated_delta_rule(ex, by_head(q, 1), by_head(k, 1), by_head(v, heads), gates(decay),
+                         gates(beta), batch, memory, by_head(out, heads));
+    out.resize(static_cast<size_t>(kRows * heads * kSize));
+    return out;  // of the first sequence
+}
+
+double distance(const std::vector<float>& x, const std::vector<float>& y) {
+    double apart = 0.0, all = 0.0;
+    for (size_t i = 0; i < x.size(); ++i) {
+        apart += (x[i] - y[i]) * (x[i] - y[i]);
+        all += y[i] * y[i];
+    }
+    return std::sqrt(apart / all);
+}
+
+int64_t saturated(const Ops& ops) {
+    for (const OpCount& count : ops.op_counts())
+        if (count.name == kDeltaSaturated) return count.calls;
+    return 0;
+}
+
+// Guards against a switch that changes nothing, a counter that counts nothing or counts what is in
+// range, and a range that one of the two forms of the scan loses.
+TEST_F(DeltaOperands, Bf16HoldsWhatF16Clamps) {
+    const auto exact = make_ops({.name = "reference", .isa = {}});
+    for (const int32_t heads : {2, 40}) {
+        const Prompts usual{.heads = heads}, large{.heads = heads, .most = 1e6f};
+        const std::vector<float> usual_outputs = outputs_of(*exact, usual);
+        const std::vector<float> large_outputs = outputs_of(*exact, large);
+        for (const bool bf16 : {false, true}) {
+            HostedOps ops = delta_ops(bf16);
+            const DType operands = ops.delta_rule_operands();
+            if (operands != DType::kF32) {
+                EXPECT_EQ(operands, bf16 ? DType::kBF16 : DType::kF16);
+            }
+            EXPECT_LT(distance(outputs_of(ops, usual), usual_outputs),
+                      operands == DType::kBF16 ? 8e-3 : 1e-3);
+            EXPECT_EQ(saturated(ops), 0) << heads;
+            const double off = distance(outputs_of(ops, large), large_outputs);
+            if (operands == DType::kF16) {
+                EXPECT_GT(saturated(ops), 0) << heads;
+                EXPECT_GT(off, 0.1) << heads;
+            } else {
+                EXPECT_EQ(saturated(ops), 0) << heads;
+                EXPECT_LT(off, 8e-3) << heads;
+            }
+        }
+    }
+}
+
+// Guards against bits that depend on the form of the scan, which is chosen by how many blocks come
+// together: a sequence alone runs the narrow one, among nine the wide one.
+TEST_F(DeltaOperands, BothFormsGiveTheSameBits) {
+    for (const bool bf16 : {false, true}) {
+        HostedOps ops = delta_ops(bf16);
+        const std::vector<float> alone = outputs_of(ops, {.heads = 16});
+        EXPECT_EQ(outputs_of(ops, {.heads = 16, .sequences = 9}), alone) << bf16;
+    }
+}
+
+}  // namespace
+}  // namespace tessera
