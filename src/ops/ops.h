@@ -378,6 +378,8 @@ class Ops {
                                  const RecurrentView& memory,
                                  const Tensor& qkv);
 
+    /// Whether the chunk form of gated_delta_rule multiplies operands rounded to f16.
+    virtual bool delta_rule_in_f16() const { return false; }
     /// Gated delta rule. Per value head h with key head h % Hk and state S [dv, dk] of the slot:
     ///   S <- exp(log_decay) S;  d = beta (v - S k);  S <- S + d k^T;  out = S q / sqrt(dk).
     /// q, k [T, Hk, dk] (already normalised), v [T, Hv, dv], log_decay <= 0 and beta [T, Hv], out
@@ -394,7 +396,6 @@ class Ops {
     /// delta_rule_in_f16() says so, it multiplies operands rounded to f16 (sums and states in f32,
     /// operands beyond 65504 saturate): 1e-3 of the recurrence, 5e-3 where keys repeat, or
     /// change slowly, without decay.
-    virtual bool delta_rule_in_f16() const { return false; }
     virtual void gated_delta_rule(Exec& ex,
                                   const Tensor& q,
                                   const Tensor& k,
