@@ -135,7 +135,7 @@ rest=$(IFS='|' && echo "${op_parts[*]}")
 # Small cases of every op, for tools that slow kernels down a hundred times.
 small_parts=(
     'MUL_MAT\(type=(NVFP4|Q4_K|Q8_0|BF16|F32),m=1[67],n=(1|5|17),' 'MUL_MAT\(type=(NVFP4|MXFP4|Q4_K|Q8_0|BF16),m=300,n=9,'
-    'LINEAR_(GLU|MANY)\(type=(NVFP4|Q4_0),.*n=(1|16),'
+    'LINEAR_GLU\(type=NVFP4,m=288,n=70,' 'LINEAR_(GLU|MANY)\(type=(NVFP4|Q4_0),.*n=(1|16),'
     'MUL_MAT_ID\(type=(NVFP4|Q8_0|F32),n_mats=8,n_used=2,.*n=(1|17),' 'MUL_MAT_ID_GLU\(type=NVFP4'
     'TOPK_MOE\(n=3,n_mats=(8|60),n_used=4,' 'MOE_COMBINE\(n=1,n_used=[26],' 'QK_NORM_ROPE_STORE\(hs=64,nh=8' 'KV_STORE'
     'FLASH_ATTN\(hs=(64|128),nh=[28],nkv=2,type_k=(F16|Q8_0)' 'FLASH_ATTN\(hs=256,nh=16,nkv=2,type_k=F16'
@@ -171,7 +171,7 @@ if [[ -n $sanitizer_program ]]; then
     for tool in memcheck synccheck initcheck; do sanitize "$tool" "$tool" "$tessera" -p "$small"; done
     sanitize racecheck racecheck "$logs/racecheck/tessera" -p "$small"
     if [[ $arch == 90a ]]; then
-        sanitize race-fp8 racecheck "$logs/racecheck/tessera" --act fp8 -p '^MUL_MAT\(type=NVFP4,m=300,n=9,'
+        sanitize race-fp8 racecheck "$logs/racecheck/tessera" --act fp8 -p '^(MUL_MAT\(type=NVFP4,m=300,n=9,|LINEAR_GLU\(type=NVFP4,m=288,n=(64|95),)'
     fi
 fi
 for ((shard = 0; shard < shards; ++shard)); do

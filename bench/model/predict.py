@@ -129,9 +129,15 @@ def print_blackwell() -> None:
     print(f"\nPublished for the 27B on an RTX 5090, measured by others: {others}.")
 
 
+def vanished(found: dict[str, sass.Loop], stored: dict[str, sass.Loop]) -> list[str]:
+    """Stored loops that are not among those found, of kernels of which others were found."""
+    kernels = {name.split("<")[0] for name in found}
+    return [name for name in stored if name not in found and name.split("<")[0] in kernels]
+
+
 def compare(found: dict[str, sass.Loop], stored: dict[str, sass.Loop]) -> list[str]:
-    """What differs enough to change a prediction, of the loops that were found."""
-    faults = []
+    """What differs enough to change a prediction, of the kernels that were found."""
+    faults = [f"{name}: stored, but not in the library" for name in vanished(found, stored)]
     for name, loop in found.items():
         before = stored.get(name)
         if before is None:
@@ -157,7 +163,8 @@ def main() -> None:
         print_blackwell()
     elif arguments.write:
         stored = sass.load(COUNTS) if COUNTS.exists() else {}
-        COUNTS.write_text(sass.dump(stored | found))
+        gone = vanished(found, stored)
+        COUNTS.write_text(sass.dump({name: loop for name, loop in (stored | found).items() if name not in gone}))
     else:
         faults = compare(found, sass.load(COUNTS)) or ([] if found else ["no main loop found"])
         print(f"{len(found)} main loops, {len(faults)} not as stored (--write stores them)")

@@ -76,9 +76,11 @@ class MachineCode(unittest.TestCase):
         """Guards against stored counts of code that is no longer built."""
         stored = sass.load(predict.COUNTS)
         name, loop = next(iter(stored.items()))
-        self.assertEqual(predict.compare({name: loop}, stored), [])
-        self.assertTrue(predict.compare({name: dataclasses.replace(loop, instructions=2 * loop.instructions)}, stored))
-        self.assertTrue(predict.compare({"new": loop}, stored))
+        self.assertEqual(predict.compare(stored, stored), [])
+        longer = dataclasses.replace(loop, instructions=2 * loop.instructions)
+        self.assertTrue(predict.compare(stored | {name: longer}, stored))
+        self.assertTrue(predict.compare(stored | {"new": loop}, stored))
+        self.assertTrue(predict.compare({other: stored[other] for other in stored if other != name}, stored))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ struct Engine::Impl {
     Tensor planned_integers(Exec& ex, int64_t count);
     Batch planned_batch(Exec& ex, int64_t rows, int64_t sequences, int64_t outputs);
     int64_t plan_pass(int32_t rows, int32_t prompt_rows);
-    int64_t plan_guess();
+    int64_t plan_guess(int64_t sequences, bool bulk);
     size_t plan_arena();
     void describe(const GgufFile& file);
     void make_plan(const GgufFile& file);

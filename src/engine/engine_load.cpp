@@ -131,23 +131,26 @@ int64_t Engine::Impl::plan_pass(int32_t rows, int32_t prompt_rows) {
     return static_cast<int64_t>(arena.peak_bytes());
 }
 
-/// Arena for a guess of all sequences at once, each with every state that may wait for the block.
-int64_t Engine::Impl::plan_guess() {
-    const int64_t sequences = options.sequences, vocab = model->info().vocab;
+/// Arena of the draft block for sequences each with every state that may wait for it: for a guess,
+/// or, as rows of a prompt, to follow without one.
+int64_t Engine::Impl::plan_guess(int64_t sequences, bool bulk) {
+    const int64_t vocab = model->info().vocab;
     const int64_t rows = sequences * (kRecentRows + options.draft_max);
     const std::vector<KvView> pages = planned_kv();
     Arena arena(nullptr, 0);
-    Exec ex{.arena = arena, .prompt_rows = 0};
+    Exec ex{.arena = arena, .prompt_rows = bulk ? static_cast<int32_t>(rows) : 0};
     const Tensor hidden = arena.allocate(DType::kF32, {rows, int64_t{model->info().width}});
     const Batch batch = planned_batch(ex, rows, sequences, sequences);
     const Tensor guess =
         model->draft(*ops, ex, batch, hidden, {.kv = pages, .recurrent = pool->views()});
-    model->draft_logits(*ops, ex, guess, make_tensor(nullptr, DType::kF32, {sequences, vocab}));
+    if (!bulk)
+        model->draft_logits(*ops, ex, guess, make_tensor(nullptr, DType::kF32, {sequences, vocab}));
     return static_cast<int64_t>(arena.peak_bytes());
 }
 
 size_t Engine::Impl::plan_arena() {
-    int64_t peak = drafting() ? plan_guess() : 0;
+    int64_t peak = 0;
+    if (drafting()) peak = std::max(plan_guess(options.sequences, false), plan_guess(1, true));
     for (const int32_t prompt_rows : {options.ubatch, options.ubatch / 2, 0})
         peak = std::max(peak, plan_pass(options.ubatch, prompt_rows));
     // A row for each sequence is drawn at once, also when their prompts take many passes.

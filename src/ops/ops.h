@@ -383,6 +383,8 @@ class Ops {
                                  const RecurrentView& memory,
                                  const Tensor& qkv);
 
+    /// What the chunk form of gated_delta_rule multiplies: kF16 or kBF16 if rounded, else kF32.
+    virtual DType delta_rule_operands() const { return DType::kF32; }
     /// Gated delta rule. Per value head h with key head h % Hk and state S [dv, dk] of the slot:
     ///   S <- exp(log_decay) S;  d = beta (v - S k);  S <- S + d k^T;  out = S q / sqrt(dk).
     /// q, k [T, Hk, dk] (already normalised), v [T, Hv, dv], log_decay <= 0 and beta [T, Hv], out
@@ -400,7 +402,6 @@ class Ops {
     /// f32, operands beyond 65504 saturate): 1e-3 of the recurrence, 5e-3 where keys repeat, or
     /// change slowly, without decay. Where it is kBF16, operands rounded to bf16, which have the
     /// range of f32: 8e-3, or 4e-2.
-    virtual DType delta_rule_operands() const { return DType::kF32; }
     virtual void gated_delta_rule(Exec& ex,
                                   const Tensor& q,
                                   const Tensor& k,

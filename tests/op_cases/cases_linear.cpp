@@ -157,6 +157,23 @@ void gated_sweep(std::vector<OpCase>& cases) {
                                         .glu = n == 160 ? Glu::kReGlu : Glu::kSwiGlu});
 }
 
+/// Columns of several chunks, whose sums blocks share: also small enough for sanitizers. Prompt and
+/// generated rows of gated units, which need memory for such sums and for their results.
+void long_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4}) {
+        for (const bool accumulate : {false, true})
+            add(cases, {.weight = format,
+                        .n = 300,
+                        .k = 6016,
+                        .t = 9,
+                        .prompt_rows = 9,
+                        .bias = !accumulate,
+                        .add = accumulate,
+                        .outer_scale = 0.37f});
+        append(cases, FusedCase{.weight = format, .n = 288, .k = 6016, .t = 70, .prompt_rows = 66});
+    }
+}
+
 /// Prompt and generated rows in one call, with every epilogue.
 void mixed_sweep(std::vector<OpCase>& cases) {
     for (const DType format : kFormats)
@@ -340,6 +357,7 @@ std::vector<OpCase> all_cases() {
     // Last, so that the others keep their seeds.
     spread_sweep(cases);
     gated_sweep(cases);
+    long_sweep(cases);
     return cases;
 }
 
