@@ -62,8 +62,8 @@ CudaOps::CudaOps(const CudaOptions& options)
       name_(text("CUDA", options.device)),
       device_(std::make_unique<Device>(options)),
       timing_(std::make_unique<Timing>()),
-      clamped_(reinterpret_cast<uint32_t*>(device_->allocate(sizeof(uint32_t)))) {
-    check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(uint32_t), device_->stream()),
+      clamped_(reinterpret_cast<unsigned long long*>(device_->allocate(sizeof(*clamped_)))) {
+    check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(*clamped_), device_->stream()),
                "clearing a counter");
     const cudaDeviceProp& card = device_->properties();
     if (options.act_prompt == ActFormat::kFp8 && (!TESSERA_SM90A || card.major != 9))
@@ -92,19 +92,21 @@ void CudaOps::set_op_timing(bool on) {
 std::vector<OpCount> CudaOps::op_counts() const {
     std::vector<OpCount> counts = counts_;
     timing_->add_to(counts);
-    uint32_t clamped = 0;
+    unsigned long long clamped = 0;
     check_cuda(cudaMemcpyAsync(&clamped, clamped_, sizeof(clamped), cudaMemcpyDeviceToHost,
                                device_->stream()),
                "reading a counter");
     device_->synchronize();
-    if (clamped > 0) counts.push_back({.name = std::string(kDeltaSaturated), .calls = clamped});
+    if (clamped > 0)
+        counts.push_back(
+            {.name = std::string(kDeltaSaturated), .calls = static_cast<int64_t>(clamped)});
     return counts;
 }
 
 void CudaOps::reset_op_counts() {
     timing_->forget();
     counts_.clear();
-    check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(uint32_t), device_->stream()),
+    check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(*clamped_), device_->stream()),
                "clearing a counter");
 }
 
