@@ -140,7 +140,7 @@ small_parts=(
     'TOPK_MOE\(n=3,n_mats=(8|60),n_used=4,' 'MOE_COMBINE\(n=1,n_used=[26],' 'QK_NORM_ROPE_STORE\(hs=64,nh=8' 'KV_STORE'
     'FLASH_ATTN\(hs=(64|128),nh=[28],nkv=2,type_k=(F16|Q8_0)' 'FLASH_ATTN\(hs=256,nh=16,nkv=2,type_k=F16'
     'FLASH_ATTN\(hs=(128|256),nh=6,nkv=2,type_k=(BF16|F8_E4M3),.*prompts=2'
-    'GATED_DELTA_NET\(nk=(1,nv=1|2,nv=4),hs_k=128,hs_v=128,runs=\[(128\+70|0\+70)'
+    'GATED_DELTA_NET\(nk=(1,nv=1|2,nv=4|16,nv=48),hs_k=128,hs_v=128,runs=\[(128\+(70|11)|0\+70)'
     'GATED_DELTA_NET\(nk=1,nv=2,hs_k=32,hs_v=48,runs=\[(1\+3|0\+17|101\+65)\]' 'GATED_DELTA_NET.*accept=\[[13],'
     'SSM_CONV\(channels=3[37],taps=4' 'DELTA_GATES\(n=1,' 'L2_NORM\(ne=\[5,3,31\]' 'RMS_NORM\(ne=\[5,[0-9]*\]'
     '(PREPARE|GLU_INPUT|(GATED_)?RMS_NORM_INPUT)\(type=NVFP4' 'ADD\(ne=\[[1-9],[0-9]{1,2}\]' 'GLU\(op=[a-z]*,n=13,'

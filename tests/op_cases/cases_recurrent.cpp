@@ -1,4 +1,6 @@
 // The gated delta net.
+#include <tuple>
+
 #include "op_cases/op_case.h"
 
 namespace tessera::op_cases {
@@ -252,6 +254,27 @@ void delta_batches(std::vector<OpCase>& cases) {
 
 }  // namespace
 
+/// As many heads of 128 as the 27B has: on a card of 132 multiprocessors the form of the scan for
+/// few heads does not take them.
+void delta_many_heads(std::vector<OpCase>& cases) {
+    for (const auto& [decay, beta, keys] :
+         {std::tuple{Decay::kMixed, Beta::kUniform, Keys::kRandom},
+          {Decay::kNone, Beta::kOne, Keys::kSame},
+          {Decay::kWeak, Beta::kOne, Keys::kNearlySame},
+          {Decay::kBeyondExp, Beta::kUniform, Keys::kZeroRows}})
+        append(cases, DeltaCase{.key_heads = 16,
+                                .heads = 48,
+                                .key_size = 128,
+                                .size = 128,
+                                .memory = {.runs = {{0, 130}, {64, 70}, {100, 2}},
+                                           .prompt_runs = 2,
+                                           .saves = {64, 128, 0}},
+                                .decay = decay,
+                                .beta = beta,
+                                .keys = keys,
+                                .padding = keys == Keys::kRandom ? 3 : 0});
+}
+
 void add_recurrent_cases(std::vector<OpCase>& cases) {
     conv_cases(cases);
     delta_input_cases(cases);
@@ -262,6 +285,7 @@ void add_recurrent_cases(std::vector<OpCase>& cases) {
     delta_alike(cases);
     delta_shapes(cases);
     delta_batches(cases);
+    delta_many_heads(cases);
 }
 
 void add_recurrent_perf_cases(std::vector<OpCase>& cases) {
