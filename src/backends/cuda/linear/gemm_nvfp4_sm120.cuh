@@ -24,7 +24,7 @@
 #include "backends/cuda/ptx/fp4_mma.cuh"
 #include "backends/cuda/ptx/load_matrices.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
-#include "backends/cuda/ptx/tma_own.cuh"
+#include "backends/cuda/ptx/tma.cuh"
 
 namespace tessera::cuda {
 namespace sm120 {
@@ -137,9 +137,8 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
             Barrier* full = &shared.full[stage];
             if (thread == 0) {
                 barrier_arrive_expect(full, kBytes);
-                copy_box_own(shared.weights[stage], weight_map, step * kRowBytes, item.feature,
-                             full);
-                copy_box_own(shared.x[stage], x_map, step * kRowBytes, item.token, full);
+                copy_box(shared.weights[stage], weight_map, step * kRowBytes, item.feature, full);
+                copy_box(shared.x[stage], x_map, step * kRowBytes, item.token, full);
             }
             __syncwarp();
 #pragma unroll
