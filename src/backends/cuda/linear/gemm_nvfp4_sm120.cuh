@@ -87,13 +87,6 @@ struct RowScales {
     }
 };
 
-/// Four scales of a weight without signs, zero for those that are no numbers.
-__device__ __forceinline__ uint32_t numbers_only(uint32_t scales) {
-    const uint32_t codes = scales & 0x7f7f7f7fu;
-    const uint32_t none = (codes + 0x01010101u) >> 7 & 0x01010101u;
-    return codes & ~(none * 0x7fu);
-}
-
 /// What the loader warps do.
 template <class Mma, class Tile>
 __device__ __forceinline__ void produce(const CUtensorMap* x_map,
@@ -148,7 +141,7 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
                     const auto row = static_cast<uint32_t>(thread + 32 * kLoaders * i);
                     const uint32_t place = weight_scale_place(row, half, Tile::kFragments);
                     *reinterpret_cast<uint32_t*>(shared.weight_scales[stage] + place) =
-                        numbers_only(own[i].halves[half]);
+                        hopper::clean_scales(own[i].halves[half]);
                 }
                 const uint32_t place = token_scale_place(static_cast<uint32_t>(thread), half);
                 if (has_token)

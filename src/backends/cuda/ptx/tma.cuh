@@ -1,6 +1,6 @@
 #pragma once
-// Copies of boxes of a tensor by the copy engine (sm_90 and later). One thread starts a copy; its bytes count
-// on the barrier. What lies outside the tensor arrives as zeros, which count too.
+// Copies of boxes of a tensor by the copy engine (sm_90 and later). One thread starts a copy; its
+// bytes count on the barrier. What lies outside the tensor arrives as zeros, which count too.
 
 #include <cuda.h>
 
