@@ -97,6 +97,15 @@ if(cuda_ptx)
   list(APPEND cuda_flags -gencode=arch=compute_${cuda_ptx},code=compute_${cuda_ptx})
 endif()
 
+# A rule that makes the object of a source: tessera_cuda_object(OBJECT SOURCE FLAGS...).
+function(tessera_cuda_object object source)
+  get_filename_component(name ${object} NAME)
+  add_custom_command(OUTPUT ${object}
+    COMMAND ${TESSERA_NVCC} ${ARGN} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
+    DEPENDS ${source} ${interface_hash} DEPFILE ${object}.d
+    COMMENT "Building CUDA object ${name}" VERBATIM)
+endfunction()
+
 file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backends/cuda/*.cu)
 set(cuda_objects "")
 # The same library for racecheck (ptx/mbarrier.cuh says why): target tessera_cuda_racecheck.
@@ -117,17 +126,11 @@ foreach(source ${cuda_sources})
     endif()
     set(flags ${cuda_sm120_flags})
   endif()
-  add_custom_command(OUTPUT ${object}
-    COMMAND ${TESSERA_NVCC} ${flags} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
-    DEPENDS ${source} ${interface_hash} DEPFILE ${object}.d
-    COMMENT "Building CUDA object ${name}.o" VERBATIM)
+  tessera_cuda_object(${object} ${source} ${flags})
   list(APPEND cuda_objects ${object})
   if(name MATCHES "_sm90\\.cu$")
     set(object ${PROJECT_BINARY_DIR}/cuda/racecheck_${name}.o)
-    add_custom_command(OUTPUT ${object}
-      COMMAND ${TESSERA_NVCC} ${flags} -DTESSERA_EVERY_LANE_ARRIVES -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object}
-      DEPENDS ${source} ${interface_hash} DEPFILE ${object}.d
-      COMMENT "Building CUDA object racecheck_${name}.o" VERBATIM)
+    tessera_cuda_object(${object} ${source} ${flags} -DTESSERA_EVERY_LANE_ARRIVES)
   endif()
   list(APPEND cuda_racecheck_objects ${object})
 endforeach()

@@ -24,7 +24,7 @@
 #include "backends/cuda/ptx/fp4_mma.cuh"
 #include "backends/cuda/ptx/load_matrices.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
-#include "backends/cuda/ptx/tma_own.cuh"
+#include "backends/cuda/ptx/tma.cuh"
 
 namespace tessera::cuda {
 namespace sm120 {
@@ -87,13 +87,6 @@ struct RowScales {
     }
 };
 
-/// Four scales of a weight without signs, zero for those that are no numbers.
-__device__ __forceinline__ uint32_t numbers_only(uint32_t scales) {
-    const uint32_t codes = scales & 0x7f7f7f7fu;
-    const uint32_t none = (codes + 0x01010101u) >> 7 & 0x01010101u;
-    return codes & ~(none * 0x7fu);
-}
-
 /// What the loader warps do.
 template <class Mma, class Tile>
 __device__ __forceinline__ void produce(const CUtensorMap* x_map,
@@ -137,9 +130,8 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
             Barrier* full = &shared.full[stage];
             if (thread == 0) {
                 barrier_arrive_expect(full, kBytes);
-                copy_box_own(shared.weights[stage], weight_map, step * kRowBytes, item.feature,
-                             full);
-                copy_box_own(shared.x[stage], x_map, step * kRowBytes, item.token, full);
+                copy_box(shared.weights[stage], weight_map, step * kRowBytes, item.feature, full);
+                copy_box(shared.x[stage], x_map, step * kRowBytes, item.token, full);
             }
             __syncwarp();
 #pragma unroll
@@ -149,7 +141,7 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
                     const auto row = static_cast<uint32_t>(thread + 32 * kLoaders * i);
                     const uint32_t place = weight_scale_place(row, half, Tile::kFragments);
                     *reinterpret_cast<uint32_t*>(shared.weight_scales[stage] + place) =
-                        numbers_only(own[i].halves[half]);
+                        hopper::clean_scales(own[i].halves[half]);
                 }
                 const uint32_t place = token_scale_place(static_cast<uint32_t>(thread), half);
                 if (has_token)

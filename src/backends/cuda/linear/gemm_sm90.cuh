@@ -75,10 +75,7 @@ __device__ __forceinline__ uint4 bf16_scales(const StageScales<DType::kNVFP4>& r
     uint32_t out[4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        // What is no number counts as 0.
-        const uint32_t codes = raw.words[i] & 0x7f7f7f7fu;
-        const uint32_t nan = (codes + 0x01010101u) & 0x80808080u;
-        const uint32_t clean = codes & ~(nan - (nan >> 7));
+        const uint32_t clean = hopper::clean_scales(raw.words[i]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             // Bits of E4M3 under the exponent of bf16 are 2^120 too small, subnormal ones included.

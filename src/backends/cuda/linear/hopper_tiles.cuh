@@ -77,6 +77,13 @@ __device__ __forceinline__ Item item_of(const Operands& p, int index) {
     return {tile % p.token_tiles * p.tile + piece * count, count, tile / p.token_tiles};
 }
 
+/// Four scales of NVFP4 without signs, zero for those that are no numbers.
+__device__ __forceinline__ uint32_t clean_scales(uint32_t scales) {
+    const uint32_t codes = scales & 0x7f7f7f7fu;
+    const uint32_t nan = (codes + 0x01010101u) & 0x80808080u;
+    return codes & ~(nan - (nan >> 7));
+}
+
 /// Scales of the four units of a stage of one row, as they lie in memory.
 template <DType F>
 struct StageScales {

@@ -1,6 +1,6 @@
 #pragma once
-// Copies of boxes of a tensor by the copy engine (sm_90). One thread starts a copy; its bytes count
-// on the barrier. What lies outside the tensor arrives as zeros, which count too.
+// Copies of boxes of a tensor by the copy engine (sm_90 and later). One thread starts a copy; its
+// bytes count on the barrier. What lies outside the tensor arrives as zeros, which count too.
 
 #include <cuda.h>
 
@@ -10,11 +10,13 @@
 
 namespace tessera::cuda {
 
-/// Copies the box at column `x` and row `y` (in elements) of a matrix to `target`.
+/// Copies the box at column `x` and row `y` (in elements) of a matrix to `target` in the block's
+/// own shared memory, which the instruction says: of the form for clusters ptxas makes a call for
+/// sm_120f where the target may be another block's, and then ignores setmaxnreg.
 __device__ __forceinline__ void copy_box(
     void* target, const CUtensorMap* map, int32_t x, int32_t y, Barrier* barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(target)),
         "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
         : "memory");
@@ -26,7 +28,7 @@ __device__ __forceinline__ void copy_box(void* target,
                                          int4 at,
                                          Barrier* barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "cp.async.bulk.tensor.4d.shared::cta.global.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(target)),
         "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(shared_address(barrier))
         : "memory");

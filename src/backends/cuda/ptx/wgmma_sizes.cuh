@@ -1,6 +1,5 @@
 #pragma once
-// Products of a warpgroup as in wgmma.cuh, for bf16 and b with k along its rows, of 96, 160, 192
-// and 224 columns.
+// Products of a warpgroup as in wgmma.cuh, of 96, 160, 192 and 224 columns.
 
 #include "backends/cuda/ptx/wgmma.cuh"
 
