@@ -81,8 +81,10 @@ def row_bytes(model: Model, x_bytes: float) -> float:
     attending = attention * (8 * query + 12 * kv + query * (8 + x_bytes))
     # Rows are copied to their experts, results of experts are read again to be added.
     routed = model.layers * model.used * (2 * x_bytes + 8) * model.width
-    # Gate and up are one product that leaves as bf16, or two f32 results that a pass joins.
-    units = 0.0 if x_bytes == 2 else model.layers * (1 + model.used) * model.ffn * (8 + x_bytes)
+    # Gate and up are one product that leaves as bf16, which a pass rounds further where rows are
+    # e4m3, or two f32 results that a pass joins.
+    joined = {2.0: 0.0, 1.0: 2 + x_bytes}.get(x_bytes, 8 + x_bytes)
+    units = model.layers * (1 + model.used) * model.ffn * joined
     return norms + mixers + attending + routed + units
 
 

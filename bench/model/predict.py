@@ -31,8 +31,7 @@ PUBLISHED = [(16384, 6122, "llama.cpp"), (16384, 8860, "its proof of concept"), 
 
 def hopper(act: str) -> models.Kernels:
     found = products.hopper_kernels(sass.load(COUNTS))
-    gated = "bf16 gate and up" if act == "bf16" else act
-    return models.Kernels([found[act]], [found[gated]], found[act].column_bytes)
+    return models.Kernels([found[act]], [found[act + " gate and up"]], found[act].column_bytes)
 
 
 def blackwell() -> models.Kernels:

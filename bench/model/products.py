@@ -148,8 +148,12 @@ def hopper_kernels(loops: dict[str, Loop]) -> dict[str, Kernel]:
     sizes = (64, 96, 128, 160, 192, 224, 256)
     plain = by_tokens("sm90<0>", sizes, "HGMMA.64x{}x16.F32.BF16")
     gated = by_tokens("sm90<1>", sizes, "HGMMA.64x{}x16.F32.BF16")
-    fp8 = by_tokens("sm90_fp8<17,256>", (64, 128, 256), "QGMMA.64x{}x32.F32.E4M3.E4M3")
+    quick = "QGMMA.64x{}x32.F32.E4M3.E4M3"
+    fp8 = by_tokens("sm90_fp8<256,0>", (64, 128, 256), quick)
+    fp8_gated = by_tokens("sm90_fp8<256,1>", (64, 128, 256), quick)
     bf16 = Kernel("bf16", plain, 128, 2.0, 2, warpgroups=True, ahead=False, chunk_steps=46)
+    # Four lanes read one entry of the table: four out of sixteen pairs of banks, twice.
+    whole = Kernel("fp8", fp8, 128, 1.0, 2, warpgroups=True, ahead=True, lookup=2.7)
     return {
         "bf16": bf16,
         # As it was first: sums of all columns in one block, three sizes of tiles.
@@ -157,8 +161,8 @@ def hopper_kernels(loops: dict[str, Loop]) -> dict[str, Kernel]:
             bf16, loops={n: plain[n] for n in (64, 128, 256)}, chunk_steps=1 << 30),
         # Features of gate and up, of which one result of two bytes is left.
         "bf16 gate and up": dataclasses.replace(bf16, loops=gated, out_bytes=1.0),
-        # Four lanes read one entry of the table: four out of sixteen pairs of banks, twice.
-        "fp8": Kernel("fp8", fp8, 128, 1.0, 2, warpgroups=True, ahead=True, lookup=2.7),
+        "fp8": whole,
+        "fp8 gate and up": dataclasses.replace(whole, loops=fp8_gated, out_bytes=1.0),
     }
 
 

@@ -67,8 +67,8 @@ class MachineCode(unittest.TestCase):
 
     def test_names(self) -> None:
         """Guards against two kernels under one name in counts.json."""
-        name = "_ZN7tessera4cuda8sm90_fp86kernelILNS_5DTypeE17ELi256EEEv14CUtensorMap_stS3_"
-        self.assertEqual(sass.short_name(name), "sm90_fp8<17,256>")
+        name = "_ZN7tessera4cuda8sm90_fp86kernelILi256ELb1EEEvNS0_6hopper4MapsENS1_8OperandsE"
+        self.assertEqual(sass.short_name(name), "sm90_fp8<256,1>")
         tile = "_ZN7tessera4cuda5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi256ELi128EEEEEv14CUtensorMap_st"
         self.assertEqual(sass.short_name(tile), "sm120<256,128>")
 

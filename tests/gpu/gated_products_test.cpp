@@ -129,14 +129,17 @@ TEST_F(GatedProducts, LongSumsAreTheSameHoweverManyRowsShareThem) {
         int32_t t;
     };
     // Few tiles, whose chunks blocks share; whole waves of tiles, each the work of a cluster; whole
-    // ones and then shared ones.
+    // ones and then shared ones; a tail of features alone in chunks.
     for (const Size& size : {Size{300, 6016, 1},
                              {300, 6016, 100},
                              {300, 6016, 300},
                              {300, 12352, 100},
                              {300, 12352, 300},
                              {4352, 6016, 260},
-                             {2304, 6016, 2048}}) {
+                             {2304, 6016, 2048},
+                             {17000, 2112, 1},
+                             {17000, 2112, 100},
+                             {17000, 2112, 700}}) {
         const LinearCase shape{.weight = DType::kNVFP4,
                                .n = size.n,
                                .k = size.k,

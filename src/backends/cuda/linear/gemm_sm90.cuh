@@ -120,7 +120,7 @@ __device__ __forceinline__ void produce(const Maps& maps, const Operands& p, con
                                 (row < p.n ? row : p.n - 1) * p.units * StageScales<F>::kUnitBytes;
         const int first = item.first_chunk * p.cut.chunks.each;
         const int end = first + (item.end_chunk - 1 - item.first_chunk) * p.cut.chunks.each +
-                        stages_of(p, item.end_chunk - 1);
+                        stages_of(p, item, item.end_chunk - 1);
         for (int step = first; step < end; ++step) {
             const auto raw = StageScales<F>::load(scales, int64_t{step} * kStageUnits, p.units,
                                                   p.scales_aligned);
@@ -325,7 +325,7 @@ __device__ __forceinline__ void consume(const Operands& p, const Memory& memory)
         if (work.token >= p.rows) continue;
         for (int chunk = work.first_chunk; chunk < work.end_chunk; ++chunk) {
             float sums[kSums];
-            multiply_chunk<false>(work.count, memory, ring, stages_of(p, chunk), sums);
+            multiply_chunk<false>(work.count, memory, ring, stages_of(p, work, chunk), sums);
             int again = index;
             make_opaque(again);  // the item is found again, not kept
             finish_chunk(p, item_of(p, again), chunk, sums);
@@ -350,7 +350,7 @@ __device__ __forceinline__ void consume_gated(const Maps& maps,
         if (work.token < p.rows) {
             float sums[kSums];
             for (int chunk = work.first_chunk; chunk < work.end_chunk; ++chunk) {
-                multiply_chunk<true>(work.count, memory, ring, stages_of(p, chunk), sums);
+                multiply_chunk<true>(work.count, memory, ring, stages_of(p, work, chunk), sums);
                 if (chunk > work.first_chunk) add_running(running, work.count, sums);
                 if (chunk + 1 < work.end_chunk) put_aside(running, work.count, sums);
             }

@@ -21,7 +21,7 @@ int64_t clocks_shared(int tokens) {
 }  // namespace
 
 Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clusters, bool shares) {
-    const Chunks chunks = chunks_of(columns);
+    const Chunks chunks = chunks_of(columns, shares ? feature_tiles : 0);
     Cut best{};
     int64_t least = INT64_MAX;
     const auto consider = [&](int tile, int64_t whole, int64_t chunked, int piece) {
@@ -50,6 +50,12 @@ Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clus
     };
     for (int tile = kLargestTile; tile >= kLeastTile; tile -= kTileStep) {
         const int64_t tiles = ceil_div(rows, tile) * feature_tiles;
+        if (chunks.first > 0) {
+            const int64_t before = ceil_div(rows, tile) * chunks.first;
+            consider(tile, tiles, 0, tile);
+            consider(tile, before, tiles - before, tile);
+            continue;
+        }
         const int64_t whole = tiles / clusters * clusters, rest = tiles - whole;
         const int64_t chunked = rest * chunks.count / clusters * clusters / chunks.count;
         consider(tile, tiles, 0, tile);

@@ -21,22 +21,40 @@ inline constexpr int kLargestTile = 256;  ///< what the registers of a block hol
 /// they add, and few tokens need several blocks along the columns to fill a card. 46 make three
 /// chunks of 17408 columns.
 inline constexpr int kMostChunkStages = 46;
+/// Clusters of a card of 132 multiprocessors. Feature tiles beyond a multiple of them leave most of
+/// such a card idle when tokens are few: their columns are cut into kTailChunks, if they are few
+/// enough for that and the columns not cut anyway. The number belongs to the order of sums, on
+/// every card.
+inline constexpr int kTailClusters = 66;
+inline constexpr int kTailChunks = 4;
+inline constexpr int kLeastTailStages = 4;  ///< of a chunk: shorter ones do not pay for joining
 /// Memory of sums that several blocks share or that are put aside.
 inline constexpr size_t kSumsBytes = size_t{64} << 20;
 
-/// Chunks of the columns of a product: their number depends on the columns alone, as the order of
-/// a sum does.
+/// Chunks of the columns of a product: they depend on the shape of the weight alone, as the order
+/// of a sum does.
 struct Chunks {
     int32_t stages;  ///< of all columns
     int32_t count;
-    int32_t each;  ///< stages of a chunk, the last one takes what is left
+    int32_t each;   ///< stages of a chunk, the last one takes what is left
+    int32_t first;  ///< feature tile from which on there are chunks: those before have one
 };
-inline Chunks chunks_of(int64_t columns) {
+/// `feature_tiles`: of a cluster; 0: no tail.
+inline Chunks chunks_of(int64_t columns, int64_t feature_tiles) {
     const auto up = [](int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); };
     Chunks chunks{};
     chunks.stages = up(columns, kStageColumns);
-    chunks.each = up(chunks.stages, up(chunks.stages, kMostChunkStages));
-    chunks.count = up(chunks.stages, chunks.each);
+    const auto cut_into = [&](int32_t count) {
+        chunks.each = up(chunks.stages, count);
+        chunks.count = up(chunks.stages, chunks.each);
+    };
+    cut_into(up(chunks.stages, kMostChunkStages));
+    const auto tail = static_cast<int32_t>(feature_tiles % kTailClusters);
+    if (chunks.count == 1 && feature_tiles > kTailClusters && tail > 0 &&
+        tail * kTailChunks <= kTailClusters && chunks.stages >= kTailChunks * kLeastTailStages) {
+        chunks.first = static_cast<int32_t>(feature_tiles) - tail;
+        cut_into(kTailChunks);
+    }
     return chunks;
 }
 
@@ -58,7 +76,7 @@ inline constexpr size_t sum_bytes(int tokens) {
     return size_t{4} * 64 * kWarpgroups * static_cast<size_t>(tokens);
 }
 /// Bytes of the sums that clusters put aside: first one for each block of `clusters` that work on
-/// whole tiles, then one for each item that is a chunk of its tile.
+/// whole gated tiles, then one for each item that is a chunk of its tile.
 inline size_t running_bytes(const Cut& cut, int64_t clusters) {
     if (cut.chunks.count == 1) return 0;
     return static_cast<size_t>(std::min<int64_t>(cut.whole, clusters)) * kBlocks *

@@ -77,6 +77,7 @@ __device__ __forceinline__ Item item_of(const Operands& p, int index) {
         }
     }
     item.feature = tile / token_tiles;
+    if (item.feature < cut.chunks.first) item.end_chunk = 1;
     item.token = tile % token_tiles * cut.tile + piece * cut.piece;
     item.end = item.token + item.count;
     const int64_t left = p.rows - item.token;
@@ -88,9 +89,10 @@ __device__ __forceinline__ Item item_of(const Operands& p, int index) {
     if (item.count < kLeastTile) item.count = kLeastTile;
     return item;
 }
-__device__ __forceinline__ int stages_of(const Operands& p, int chunk) {
+__device__ __forceinline__ int stages_of(const Operands& p, const Item& item, int chunk) {
     const Chunks& chunks = p.cut.chunks;
-    return chunk + 1 < chunks.count ? chunks.each : chunks.stages - chunk * chunks.each;
+    const int end = item.feature < chunks.first ? 1 : chunks.count;
+    return chunk + 1 < end ? chunks.each : chunks.stages - chunk * chunks.each;
 }
 
 inline constexpr int kMostStages = 8;

@@ -156,12 +156,13 @@ bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight)
 
 std::byte* allocate_sums([[maybe_unused]] Exec& ex,
                          [[maybe_unused]] const Device& device,
-                         [[maybe_unused]] const Weight& weight) {
+                         [[maybe_unused]] const Weight& weight,
+                         [[maybe_unused]] bool gated) {
 #if TESSERA_SM90A
     const bool taken = ex.prompt_rows > 0 && on_hopper(device, weight.format) &&
                        !is_narrow(device, weight) &&
                        (weight.wants.prompt & bit_of(ActFormat::kBF16)) != 0;
-    const size_t bytes = taken ? sums_bytes_sm90(weight.cols) : 0;
+    const size_t bytes = taken ? sums_bytes_sm90(gated ? 0 : weight.rows, weight.cols) : 0;
     if (bytes > 0) return ex.arena.allocate_bytes(bytes);
 #endif
     return nullptr;
@@ -213,7 +214,7 @@ void CudaOps::linear(Exec& ex,
                      Accumulate accumulate) {
     check_linear(x, weight, bias, out);
     const Scope scope(ex.arena);
-    std::byte* const sums = allocate_sums(ex, *device_, weight);
+    std::byte* const sums = allocate_sums(ex, *device_, weight, /*gated=*/false);
     if (ex.planning() || x.rows == 0) return;
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows);
     const bool narrow = prompt > 0 && is_narrow(*device_, weight);

@@ -48,7 +48,7 @@ bool is_narrow(const Device& device, const Weight& weight);
 bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight);
 
 /// Memory that products of prompt rows with such a weight take, from ex.arena; also when planning.
-std::byte* allocate_sums(Exec& ex, const Device& device, const Weight& weight);
+std::byte* allocate_sums(Exec& ex, const Device& device, const Weight& weight, bool gated);
 
 /// Bytes that the device keeps of one matrix.
 int64_t matrix_bytes(DType format, int64_t rows, int64_t cols);

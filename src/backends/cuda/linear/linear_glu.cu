@@ -68,7 +68,7 @@ GemmInput CudaOps::linear_glu(
     GemmInput input = allocate_input(ex, x.rows, n, wants);
     const Scope scope(ex.arena);
     const size_t before = ex.arena.used_bytes();
-    std::byte* const sums = allocate_sums(ex, *device_, gate);
+    std::byte* const sums = allocate_sums(ex, *device_, gate, /*gated=*/true);
     // With sums, every division of the rows needs the same: plans try a few only.
     const bool put_aside = ex.arena.used_bytes() > before;
     const int64_t generated = x.rows - prompt, spare = put_aside ? x.rows : generated;

@@ -169,8 +169,8 @@ struct GluProduct {
     bool pairs;  ///< ActView::transposed_pairs
 };
 void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, DType format);
-/// Bytes of Product::sums for products over so many columns.
-size_t sums_bytes_sm90(int64_t columns);
+/// Bytes of Product::sums for products with a weight of this shape; rows 0: for gated ones.
+size_t sums_bytes_sm90(int64_t rows, int64_t columns);
 /// The same on Hopper for plain products of all other formats but F32, rows of x aligned:
 /// gemm_decoded_sm90.cuh.
 void run_decoded_sm90(Device& device, DType format, const Product& product);

@@ -26,8 +26,9 @@ void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, D
     sm90::launch<true>(device, maps, p);
 }
 
-size_t sums_bytes_sm90(int64_t columns) {
-    return sm90::chunks_of(columns).count > 1 ? sm90::kSumsBytes : 0;
+size_t sums_bytes_sm90(int64_t rows, int64_t columns) {
+    const int64_t tiles = ceil_div(rows, int64_t{hopper::kOwnFeatures<false>} * sm90::kBlocks);
+    return sm90::chunks_of(columns, tiles).count > 1 ? sm90::kSumsBytes : 0;
 }
 
 }  // namespace tessera::cuda
