@@ -343,9 +343,10 @@ __device__ __forceinline__ void consume_gated(const Maps& maps,
     int index = static_cast<int>(blockIdx.x) / kBlocks;
     while (index < p.cut.items) {
         // Products take almost all registers and gates the others: the item's number waits in
-        // shared memory. All lanes have read the one before; each stores what it reads later.
+        // shared memory. All lanes have read the one before.
         __syncwarp();
-        kept_item(memory) = index;
+        if (threadIdx.x % 32 == 0) kept_item(memory) = index;
+        __syncwarp();
         const Item work = item_of(p, index);
         if (work.token < p.rows) {
             float sums[kSums];

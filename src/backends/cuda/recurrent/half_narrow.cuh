@@ -171,11 +171,12 @@ struct NarrowScan {
                     x[tile][c] = NAN;
     }
 
-    /// The first warpgroup in a chunk, up to D.
-    __device__ __forceinline__ void make_delta(const ScanStage<kNarrowRows>& stage,
-                                               uint32_t start) {
+    /// The first warpgroup in a chunk, up to D; its largest magnitudes come back.
+    __device__ __forceinline__ uint32_t make_delta(const ScanStage<kNarrowRows>& stage,
+                                                   uint32_t start,
+                                                   NarrowSums& d) {
         const float gates[2] = {stage.gates[0][row], stage.gates[0][row + 8]};
-        NarrowSums r, d;
+        NarrowSums r;
         wgmma_fence();
         multiply_images<kBf16, 8>(start + kKeysAt, wgmma_start(shared.s), false, r);
         wgmma_commit();
@@ -213,15 +214,7 @@ struct NarrowScan {
         most = put<true>(d, shared.d[0]);
         put_decayed(stage, d);
         fence_async_proxy();
-        if (!named_any(kDeltaMade, 2 * kGroupLanes, beyond<kBf16>(most))) return;
-        count(d, most);
-        find_bad_rows(d);
-        named_sync(kBadFound, 2 * kGroupLanes);
-        spoil(d);
-        put_decayed(stage, d);
-        fence_async_proxy();
-        named_sync(kBadFound, 2 * kGroupLanes);
-        if (threadIdx.x < kNarrowRows) shared.first_bad[threadIdx.x] = kChunk;
+        return most;
     }
     __device__ __forceinline__ void put_decayed(const ScanStage<kNarrowRows>& stage,
                                                 const NarrowSums& d) const {
@@ -249,10 +242,25 @@ struct NarrowScan {
         for (int32_t tile = 0; tile < kNarrowTiles; ++tile)
 #pragma unroll
             for (int32_t c = 0; c < 4; ++c) o[tile][c] *= args.delta.scale * gates[c / 2];
-        if (!named_any(kDeltaMade, 2 * kGroupLanes, false)) return;
+    }
+    /// Both groups: D is there, its rows behind values that are not finite are NaN. `x`: D, or
+    /// outputs; `most`: of D, or 0.
+    __device__ __forceinline__ void meet_at_delta(const ScanStage<kNarrowRows>& stage,
+                                                  uint32_t most,
+                                                  NarrowSums& x) {
+        if (!named_any(kDeltaMade, 2 * kGroupLanes, beyond<kBf16>(most))) return;
+        if (half == 0) {
+            count(x, most);
+            find_bad_rows(x);
+        }
         named_sync(kBadFound, 2 * kGroupLanes);
-        spoil(o);
+        spoil(x);
+        if (half == 0) {
+            put_decayed(stage, x);
+            fence_async_proxy();
+        }
         named_sync(kBadFound, 2 * kGroupLanes);
+        if (threadIdx.x < kNarrowRows) shared.first_bad[threadIdx.x] = kChunk;
     }
     __device__ __forceinline__ void store_outputs(const NarrowSums& o, int32_t turn) const {
         if (turn > 0) barrier_wait(&shared.stored, static_cast<uint32_t>(turn - 1) & 1);
@@ -275,50 +283,55 @@ struct NarrowScan {
             store_state(place.save_slot);
     }
 
-    __device__ __forceinline__ void run_chain() {
-#pragma unroll 1
-        for (int32_t chunk = work.part.begin; chunk <= work.part.last; ++chunk) {
-            const int32_t turn = chunk - work.part.begin;
-            const uint32_t start = start_of(turn);
-            const ScanStage<kNarrowRows>& stage = wait_for(turn);
-            make_delta(stage, start);
-            settle(state);
-            wgmma_fence();
-            add_to_half<kBf16>(start + kKeysAt, wgmma_start(shared.d[1]), state);
-            wgmma_commit();
-            finish_products<0>(state);
-            release(turn);
-            if (chunk < work.part.last) put_state();
-            save(chunk);
-            named_sync(kStateMade, 2 * kGroupLanes);
-        }
+    /// Behind D: the first warpgroup ends its half of the state.
+    __device__ __forceinline__ void end_chain(uint32_t start, int32_t chunk) {
+        settle(state);
+        wgmma_fence();
+        add_to_half<kBf16>(start + kKeysAt, wgmma_start(shared.d[1]), state);
+        wgmma_commit();
+        finish_products<0>(state);
+        release(chunk - work.part.begin);
+        if (chunk < work.part.last) put_state();
+        save(chunk);
     }
-    __device__ __forceinline__ void run_outputs() {
+    /// The second one its half, and the outputs.
+    __device__ __forceinline__ void end_outputs(uint32_t start, int32_t chunk, NarrowSums& o) {
+        settle(state);
+        settle(o);
+        wgmma_fence();
+        add_to_half<kBf16>(start + kKeysAt + (kChunk * 128 >> 4), wgmma_start(shared.d[1]), state);
+        wgmma_commit();
+        multiply_images<kBf16, kBlocks>(start + kScoresAt, wgmma_start(shared.d), true, o);
+        wgmma_commit();
+        finish_products<1>(state);
+        // Also behind the last chunk: a branch would end the products beside it.
+        const uint32_t most = put<false>(state, shared.s[1]);
+        fence_async_proxy();
+        finish_products<0>(o);
+        release(chunk - work.part.begin);
+        if (chunk < work.part.last) count(state, most);
+        save(chunk);
+    }
+    /// All chunks. The groups meet at one place each time: checkers of barriers want that.
+    __device__ __forceinline__ void run() {
 #pragma unroll 1
         for (int32_t chunk = work.part.begin; chunk <= work.part.last; ++chunk) {
             const int32_t turn = chunk - work.part.begin;
             const uint32_t start = start_of(turn);
             const ScanStage<kNarrowRows>& stage = wait_for(turn);
-            NarrowSums o;
-            begin_outputs(stage, start, o);
-            settle(state);
-            settle(o);
-            wgmma_fence();
-            add_to_half<kBf16>(start + kKeysAt + (kChunk * 128 >> 4), wgmma_start(shared.d[1]),
-                               state);
-            wgmma_commit();
-            multiply_images<kBf16, kBlocks>(start + kScoresAt, wgmma_start(shared.d), true, o);
-            wgmma_commit();
-            finish_products<1>(state);
-            // Also behind the last chunk: a branch would end the products beside it.
-            const uint32_t most = put<false>(state, shared.s[1]);
-            fence_async_proxy();
-            finish_products<0>(o);
-            release(turn);
-            if (chunk < work.part.last) count(state, most);
-            save(chunk);
+            NarrowSums sums;  // D, or outputs
+            uint32_t most = 0;
+            if (half == 0)
+                most = make_delta(stage, start, sums);
+            else
+                begin_outputs(stage, start, sums);
+            meet_at_delta(stage, most, sums);
+            if (half == 0)
+                end_chain(start, chunk);
+            else
+                end_outputs(start, chunk, sums);
             named_sync(kStateMade, 2 * kGroupLanes);
-            store_outputs(o, turn);
+            if (half == 1) store_outputs(sums, turn);
         }
     }
 };
@@ -348,11 +361,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
     scan.load_state(part.place.slot, part.begin == 0 && part.place.position == 0);
     scan.put_state();
     named_sync(kStateMade, 2 * kGroupLanes);
-    if (thread < kGroupLanes) {
-        scan.run_chain();
-        return scan.store_state(part.place.slot);
-    }
-    scan.run_outputs();
+    scan.run();
     scan.store_state(part.place.slot);
 }
 
