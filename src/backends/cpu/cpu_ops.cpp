@@ -187,11 +187,16 @@ std::byte* CpuOps::map(size_t bytes, bool huge_pages) {
 }
 
 std::byte* CpuOps::carve(Chunk& chunk, size_t bytes, bool huge_pages) {
-    constexpr size_t kAlignment = 64;
+    constexpr size_t kAlignment = 64, kPage = 4096;
     constexpr size_t kChunk = 8 * kHugePage;
     if (bytes >= kHugePage) return map(bytes, true);
     const size_t rounded = (bytes / kAlignment + 1) * kAlignment;
-    if (chunk.left < rounded) chunk = {map(kChunk, huge_pages), kChunk};
+    // Copies ahead of loads end with a page of memory: key/value pages should be cut by few.
+    const size_t skip = bytes >= kPage ? chunk.left % kPage : 0;
+    if (chunk.left < skip + rounded)
+        chunk = {map(kChunk, huge_pages), kChunk};
+    else
+        chunk = {chunk.next + skip, chunk.left - skip};
     std::byte* base = chunk.next;
     chunk.next += rounded;
     chunk.left -= rounded;
