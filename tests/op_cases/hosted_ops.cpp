@@ -23,9 +23,12 @@ std::vector<std::string> HostedOps::take_faults() {
     return std::exchange(faults_, {});
 }
 
-double HostedOps::take_seconds() {
-    double seconds = 0.0;
-    for (const OpCount& count : inner_->op_counts()) seconds += count.seconds;
+HostedOps::Seconds HostedOps::take_seconds() {
+    Seconds seconds;
+    for (const OpCount& count : inner_->op_counts()) {
+        seconds.all += count.seconds;
+        if (count.name.starts_with("prepare")) seconds.prepare += count.seconds;
+    }
     inner_->reset_op_counts();
     return seconds;
 }

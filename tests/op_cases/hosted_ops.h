@@ -25,8 +25,12 @@ class HostedOps final : public Ops {
     /// Every op runs so often between its operands' way over and back: to be timed, as it adds to
     /// what it finds each time.
     void set_times(int32_t times) { times_ = times; }
-    /// Device time of all ops since the last call; needs set_op_timing(true).
-    double take_seconds();
+    /// Device time of all ops since the last call, and of prepare() alone; needs
+    /// set_op_timing(true).
+    struct Seconds {
+        double all = 0, prepare = 0;
+    };
+    Seconds take_seconds();
 
     std::string_view name() const override { return inner_->name(); }
     std::string description() const override { return inner_->description(); }

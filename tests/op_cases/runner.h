@@ -25,6 +25,9 @@ struct Verdict {
 struct Measurement {
     int32_t runs = 0;
     double seconds_per_run = 0;
+    /// Of these, what it took to bring the input into the format of the product; 0 where the op
+    /// itself does that, or where nothing but the whole is timed (on a CPU).
+    double input_seconds = 0;
 };
 
 class Runner {
