@@ -191,7 +191,7 @@ class Sources {
                           .act = test.act,
                           .isa = options_.isa,
                           .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers,
-                          .delta_bf16 = options_.delta_bf16};
+                          .delta_bf16 = test.delta_bf16};
         if (!noted_)
             engine.backend.note = [this](std::string_view text) {
                 print_note(text);
