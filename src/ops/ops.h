@@ -134,8 +134,7 @@ struct OpCount {
     std::string fallback{};
 };
 
-/// Name of the counter of operands of gated_delta_rule that reached the largest finite number of
-/// their format, to which larger ones are clamped, or were NaN.
+/// Name of the counter of operands that gated_delta_rule clamped to their format, or that are NaN.
 inline constexpr std::string_view kDeltaSaturated = "gated_delta_rule: saturated";
 
 /// The counter of such calls, added where there is none yet.

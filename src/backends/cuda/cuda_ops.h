@@ -218,7 +218,8 @@ class CudaOps final : public Ops {
     std::string name_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<Timing> timing_;
-    unsigned long long* clamped_;  ///< device word: kDeltaSaturated
+    unsigned long long*
+        clamped_;  ///< device word: operands of the delta rule that were out of range, or NaN
     /// Made by the first upload; its deleter is known where it is made.
     std::unique_ptr<Upload, void (*)(Upload*)> upload_{nullptr, nullptr};
     std::vector<OpCount> counts_;

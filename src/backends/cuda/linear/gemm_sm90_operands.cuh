@@ -36,8 +36,7 @@ struct Operands {
     Cut cut;
     int32_t stages;  ///< of the ring
     int32_t stage_bytes;
-    float4* running;  ///< sums of whole tiles, a block each: gated alone
-    float4* shared;   ///< sums of items
+    float4* sums;  ///< that lie aside: of items that are chunks; gated: of blocks
     // Gated alone:
     const uint8_t* up_scales;
     const float* up_outer;
