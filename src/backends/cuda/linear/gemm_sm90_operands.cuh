@@ -51,13 +51,16 @@ struct Item {
     int32_t first_chunk, end_chunk;
     int32_t place;  ///< among those that share sums with others, or -1
 };
-__device__ __forceinline__ Item item_of(const Operands& p, int index) {
+/// Also on the host, for tests.
+__host__ __device__ __forceinline__ Item item_of(const Operands& p, int index) {
     const Cut& cut = p.cut;
-    // Divisors that nobody prepares for: the ends of items need the registers.
     int chunks = cut.chunks.count, pieces = cut.pieces, token_tiles = cut.token_tiles;
+#ifdef __CUDA_ARCH__
+    // Divisors that nobody prepares for: the ends of items need the registers.
     make_opaque(chunks);
     make_opaque(pieces);
     make_opaque(token_tiles);
+#endif
     Item item{0, 0, cut.tile, 0, 0, chunks, -1};
     int tile = index, piece = 0;
     if (index >= cut.whole) {
@@ -88,7 +91,7 @@ __device__ __forceinline__ Item item_of(const Operands& p, int index) {
     if (item.count < kLeastTile) item.count = kLeastTile;
     return item;
 }
-__device__ __forceinline__ int stages_of(const Operands& p, const Item& item, int chunk) {
+__host__ __device__ __forceinline__ int stages_of(const Operands& p, const Item& item, int chunk) {
     const Chunks& chunks = p.cut.chunks;
     const int end = item.feature < chunks.first ? 1 : chunks.count;
     return chunk + 1 < end ? chunks.each : chunks.stages - chunk * chunks.each;
