@@ -412,18 +412,7 @@ __global__ void __launch_bounds__(kThreads) join(const __grid_constant__ Operand
 template <bool kGated>
 Operands operands_of(const Product& product, DType format, const Device& device) {
     Operands p{};
-    p.scales = product.scales;
-    p.outer = product.outer;
-    p.bias = product.bias;
-    p.out = product.out;
-    p.out_stride = product.out_stride;
-    p.n = product.n;
-    p.rows = product.rows;
-    p.units = product.units;
-    p.add = product.add;
-    p.format = format;
-    p.scales_aligned =
-        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % 8 == 0;
+    static_cast<hopper::ProductOperands&>(p) = hopper::product_operands(product, format);
     const int clusters = hopper::clusters_of(device.multiprocessors());
     p.cut = cut_tiles(product.rows, ceil_div(product.n, int64_t{kOwnFeatures<kGated>} * kBlocks),
                       product.k, clusters, /*shares=*/!kGated);

@@ -29,14 +29,14 @@ Cut cut_tiles(int64_t rows, int64_t feature_tiles, int64_t columns, int64_t clus
         const int64_t token_tiles = ceil_div(rows, tile), tiles = token_tiles * feature_tiles;
         const int64_t pieces = ceil_div(tile, piece);
         const int64_t parts = (tiles - whole - chunked) * pieces * chunks.count;
-        const Cut cut{.tile = tile,
-                      .token_tiles = static_cast<int32_t>(token_tiles),
+        const Cut cut{.token_tiles = static_cast<int32_t>(token_tiles),
                       .whole = static_cast<int32_t>(whole),
                       .chunked = static_cast<int32_t>(chunked),
                       .piece = piece,
                       .pieces = static_cast<int32_t>(pieces),
                       .items = static_cast<int32_t>(whole + chunked * chunks.count + parts),
-                      .chunks = chunks};
+                      .chunks = chunks,
+                      .tile = tile};
         if (sums_bytes(cut, clusters, shares) > kSumsBytes) return;
         const int64_t aside = (chunks.count - 1) * clocks_aside(tile);
         const auto shared = [&](int tokens) {

@@ -61,7 +61,6 @@ inline Chunks chunks_of(int64_t columns, int64_t feature_tiles) {
 /// Tiles [0, whole) are each the work of a cluster, chunk after chunk. Each chunk of the next
 /// `chunked` tiles is an item of work, and of all others each chunk of each piece of tokens.
 struct Cut {
-    int32_t tile;         ///< tokens
     int32_t token_tiles;  ///< for the same features
     int32_t whole;
     int32_t chunked;
@@ -69,6 +68,7 @@ struct Cut {
     int32_t pieces;
     int32_t items;  ///< of all kinds
     Chunks chunks;
+    int32_t tile;  ///< tokens
 };
 
 /// Bytes of the sums of a block for a tile of so many tokens.

@@ -21,27 +21,11 @@ inline constexpr int kHalfColumns = 64;  ///< a row of 128 bytes of bf16
 static_assert(kBoxRows == kTileStep, "copies bring whole steps of a tile");
 
 /// What the kernel takes of a Product, and how the tiles are cut.
-struct Operands {
-    const uint8_t* scales;
-    const float* outer;
-    const float* bias;
-    float* out;
-    int64_t out_stride;
-    int64_t n;
-    int64_t rows;
-    int64_t units;
-    bool add;
-    bool scales_aligned;
-    DType format;
-    Cut cut;
+struct Operands : hopper::ProductOperands {
     int32_t stages;  ///< of the ring
     int32_t stage_bytes;
+    Cut cut;
     float4* sums;  ///< that lie aside: of items that are chunks; gated: of blocks
-    // Gated alone:
-    const uint8_t* up_scales;
-    const float* up_outer;
-    Glu glu;
-    bool out_pairs;  ///< pairs of features stand transposed
 };
 
 /// Tokens [token, end), in `count` columns of products, against features from `feature`, chunks
