@@ -20,9 +20,8 @@
 #include "engine/engine.h"
 #include "engine/generate.h"
 
+namespace tessera {
 namespace {
-
-using namespace tessera;
 
 enum Kind { kPlain, kLoaded, kDrafting, kKinds };
 
@@ -64,9 +63,7 @@ void print_ratio(const char* name, const std::vector<double>& over, const std::v
                std::sqrt(squares / std::max(count - 1.0, 1.0) / count), ratios[ratios.size() / 2]);
 }
 
-}  // namespace
-
-int main(int count, char** words) {
+int run(int count, char** words) {
     Options options;
     int* const numbers[] = {&options.tokens, &options.threads, &options.rounds, &options.pairs};
     if (count < 2 || count > 6) {
@@ -106,4 +103,11 @@ int main(int count, char** words) {
     print_ratio("drafting / with the block, not drafting", seconds[kDrafting], seconds[kLoaded]);
     print_ratio("drafting / plain", seconds[kDrafting], seconds[kPlain]);
     return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int count, char** words) {
+    return tessera::run(count, words);
 }

@@ -220,4 +220,25 @@ Command test_ops_command(AllOptions& all) {
     return command;
 }
 
+Command doctor_command(AllOptions& all) {
+    DoctorOptions& options = all.doctor;
+    options.backend.name = "auto";
+    Command command;
+    command.name = "doctor";
+    command.summary = "check that this machine computes right, as a report";
+    command.description =
+        "Asks the backend about instructions that its kernels were written without, runs the cases "
+        "of every op against the reference, and prints a report to paste into an issue. Exit code "
+        "1: something is wrong.";
+    command.sections = {
+        {"Options",
+         {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
+                      options.backend.name),
+          switch_row({"--quick", "", "", "every tenth case of each op"}, options.quick),
+          threads_row(options.backend.threads), isa_row(options.backend.isa)}}};
+    command.examples = {"tessera doctor", "tessera doctor -b cpu --quick"};
+    command.run = [&options] { return run_doctor(options); };
+    return command;
+}
+
 }  // namespace tessera

@@ -9,7 +9,7 @@ _tessera() {
     fi
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
-        COMPREPLY=($(compgen -W 'run bench perplexity quantize convert inspect tokenize synth test-ops help --version --completion' -- "$word"))
+        COMPREPLY=($(compgen -W 'run bench perplexity quantize convert inspect tokenize synth test-ops doctor help --version --completion' -- "$word"))
         return
     fi
     case "${COMP_WORDS[1]}" in
@@ -160,7 +160,15 @@ _tessera() {
         esac
         flags='--help -o --op -p --params -b --backend -t --threads --act --delta-bf16 --no-delta-bf16 --isa --poison --no-poison --synchronous --no-synchronous --output'
         words='test perf support' ;;
-    help) words='run bench perplexity quantize convert inspect tokenize synth test-ops help' flags='--man --markdown' ;;
+    doctor)
+        case "$prev" in
+        -b|--backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
+        -t|--threads) return ;;
+        --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
+        esac
+        flags='--help -b --backend --quick -t --threads --isa'
+        words='' ;;
+    help) words='run bench perplexity quantize convert inspect tokenize synth test-ops doctor help' flags='--man --markdown' ;;
     --completion) words='bash zsh fish' ;;
     esac
     case "$word" in

@@ -11,6 +11,7 @@ _tessera() {
         'tokenize:show the tokens of a text'
         'synth:write a random model of a given shape'
         'test-ops:check or time every op against the reference'
+        'doctor:check that this machine computes right, as a report'
         'help:explain commands and flags'
     )
     if (( CURRENT == 2 )); then
@@ -322,8 +323,16 @@ _tessera() {
             '*--no-synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
             '*--output=[what to print on stdout]:FORMAT:(console csv jsonl)' \
             '::test|perf|support:(test perf support)' ;;
+    doctor)
+        _arguments -S '--help[show the flags]' \
+            '*-b[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
+            '*--backend=[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
+            '*--quick[every tenth case of each op]' \
+            '*-t[threads of the CPU]:N:' \
+            '*--threads=[threads of the CPU]:N:' \
+            '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' ;;
     help)
-        _arguments --man --markdown '::command:(run bench perplexity quantize convert inspect tokenize synth test-ops help)' ;;
+        _arguments --man --markdown '::command:(run bench perplexity quantize convert inspect tokenize synth test-ops doctor help)' ;;
     --completion)
         compadd bash zsh fish ;;
     esac

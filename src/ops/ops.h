@@ -158,6 +158,12 @@ class Recording {
     virtual void replay() = 0;
 };
 
+/// What a device was asked before its kernels are trusted, and what it got wrong.
+struct SelfTest {
+    std::string checked{};              ///< empty: there is nothing to ask
+    std::vector<std::string> faults{};  ///< a line each
+};
+
 class Ops {
   public:
     virtual ~Ops() = default;
@@ -175,6 +181,9 @@ class Ops {
     /// Runs loops of some milliseconds each, with all threads or multiprocessors, in memory of its
     /// own (up to 1 GiB) that it gives back. Nothing measured by default.
     virtual Ceilings measure_ceilings() { return {}; }
+    /// Checks instructions that the kernels for this device were written without (FP4 tensor cores
+    /// of sm_120); some milliseconds.
+    virtual SelfTest self_test() { return {}; }
 
     // ---- memory ----
     /// Zero-filled memory of this device that lives as long as the backend (weights, key/value

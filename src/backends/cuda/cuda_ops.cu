@@ -13,6 +13,7 @@
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/entry.h"
+#include "backends/cuda/linear/fp4_self_test.h"
 
 namespace tessera::cuda {
 
@@ -83,6 +84,11 @@ std::string CudaOps::description() const {
 std::vector<std::string_view> CudaOps::overrides() const {
     return {"linear_many",          "linear_glu",         "rms_norm_input", "glu_input",
             "gated_rms_norm_input", "qk_norm_rope_store", "delta_net_input"};
+}
+
+SelfTest CudaOps::self_test() {
+    if (device_->properties().major != 12) return {};
+    return {.checked = "the FP4 instruction", .faults = check_fp4_instruction(*device_)};
 }
 
 void CudaOps::set_op_timing(bool on) {

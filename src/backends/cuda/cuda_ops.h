@@ -43,6 +43,7 @@ class CudaOps final : public Ops {
     std::vector<OpCount> op_counts() const override;
     void reset_op_counts() override;
     Ceilings measure_ceilings() override;
+    SelfTest self_test() override;
 
     // ---- cuda_ops.cu: memory ----
     bool on_host() const override { return false; }
