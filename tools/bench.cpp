@@ -191,6 +191,7 @@ class Sources {
                           .act = test.act,
                           .isa = options_.isa,
                           .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers,
+                          .emulate_fp4 = test.emulate_fp4,
                           .delta_bf16 = test.delta_bf16};
         if (!noted_)
             engine.backend.note = [this](std::string_view text) {

@@ -92,6 +92,15 @@ Option act_row(ActPolicy& act) {
         act, act_policies());
 }
 
+Option emulate_row(bool& fp4) {
+    return choice_row(
+        {"--emulate", "WHAT", "EMULATE",
+         "fp4: on Hopper, NVFP4 weights meet prompt rows of --act nvfp4 in the kernel "
+         "for Blackwell's FP4 tensor cores, their instruction made of others: slow, to "
+         "check that kernel"},
+        fp4, NamedValues<bool>{{"none", false}, {"fp4", true}});
+}
+
 Option delta_row(bool& bf16) {
     return switch_row({"--delta-bf16, --no-delta-bf16", "", "DELTA_BFLOAT",
                        "Hopper: prompts run the gated delta rule on bf16 operands, an eighth as "
@@ -171,6 +180,7 @@ std::vector<Option> machine_rows(EngineOptions& engine) {
     std::vector<Option> rows;
     rows.push_back(threads_row(engine.backend.threads));
     rows.push_back(act_row(engine.backend.act));
+    rows.push_back(emulate_row(engine.backend.emulate_fp4));
     rows.push_back(delta_row(engine.backend.delta_bf16));
     engine.backend.name = "auto";
     engine.backend.note = print_note;

@@ -116,6 +116,7 @@ enum class Operands : uint8_t {
     k16Bits,  ///< bf16 or f16, summed in f32
     kInt8,
     kFp8,  ///< e4m3, summed in f32
+    kFp4,  ///< e2m1 with scales of blocks on both sides, summed in f32
     kCount
 };
 

@@ -252,6 +252,37 @@ TEST(Options, ChoosesTheCard) {
               "cuda, reference)");
 }
 
+/// Why there is no backend with these flags of a run, in one line.
+std::string refusal(std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"run", "x"});
+    AllOptions all;
+    EXPECT_EQ(parse(all, flags), "");
+    try {
+        make_ops(all.run.engine.backend);
+    } catch (const UserError& error) {
+        EXPECT_EQ(error.code(), ExitCode::kUsage) << error.what();
+        EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+        return error.what();
+    }
+    return "";
+}
+
+// Guards against a check of FP4 products that quietly checks something else: on a backend without
+// them, or with other activations than those that they multiply.
+TEST(Options, EmulatesWhatItSaysOrRefuses) {
+    EXPECT_EQ(failure({"bench", "-m", "x", "--emulate", "fp8"}),
+              "bench: --emulate: unknown value 'fp8'; did you mean fp4? (known: none, fp4)");
+    EXPECT_EQ(refusal({"--backend", "cpu"}), "");
+    EXPECT_EQ(refusal({"--backend", "cpu", "--emulate", "none"}), "");
+    for (const char* backend : {"cpu", "reference"})
+        EXPECT_NE(refusal({"--backend", backend, "--emulate", "fp4"}).find("--backend cuda"),
+                  std::string::npos);
+    for (const char* act : {"bf16", "f32", "fp8", "int8"})
+        EXPECT_NE(refusal({"--backend", "cuda", "--emulate", "fp4", "--act", act}).find("--act"),
+                  std::string::npos);
+    EXPECT_NE(refusal({"-ngl", "0", "--emulate", "fp4"}).find("--backend cuda"), std::string::npos);
+}
+
 // Guards against advice that comes without a reason, names a way that was taken already, or says
 // more than the counter does.
 TEST(Saturation, IsNotedWithWhatToDo) {

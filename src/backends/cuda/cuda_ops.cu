@@ -71,6 +71,13 @@ CudaOps::CudaOps(const CudaOptions& options)
         throw UserError(ExitCode::kUsage,
                         text("--act fp8 needs a Hopper card (H100, H200) and a build for sm_90a; ",
                              card.name, " takes auto, bf16 or f32 here"));
+    if (options.fp4_products == Fp4Products::kEmulated && (!TESSERA_SM90A || card.major != 9))
+        throw UserError(ExitCode::kUsage,
+                        text("--emulate fp4 needs a Hopper card (H100, H200) and a build for "
+                             "sm_90a; ",
+                             card.name, " runs --act nvfp4 without it"));
+    if (options.fp4_products == Fp4Products::kNative && (!TESSERA_SM120F || card.major != 12))
+        options_.fp4_products = Fp4Products::kOff;
 }
 
 CudaOps::~CudaOps() = default;

@@ -17,6 +17,13 @@ namespace tessera::cuda {
 
 class Device;  // device.cuh
 
+/// How NVFP4 matrices meet prompt rows in kNvfp4.
+enum class Fp4Products : uint8_t {
+    kOff,       ///< as bf16, which holds their numbers
+    kNative,    ///< by FP4 tensor cores where card and build have them, else as kOff
+    kEmulated,  ///< by the same kernel with that instruction made of others: slow, to check it
+};
+
 struct CudaOptions {
     int32_t device = 0;  ///< as CUDA_VISIBLE_DEVICES numbers them
     /// Formats of the activations of prompt rows and generated rows before a quantized or 16-bit
@@ -24,6 +31,7 @@ struct CudaOptions {
     /// others then take bf16. F32 weights take f32 activations always.
     ActFormat act_prompt = ActFormat::kBF16;
     ActFormat act_generated = ActFormat::kBF16;
+    Fp4Products fp4_products = Fp4Products::kOff;
     bool delta_bf16 = false;   ///< Hopper: gated_delta_rule multiplies bf16 instead of f16
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
     bool synchronous = false;  ///< wait after every kernel, so that a fault names the right one
@@ -32,7 +40,7 @@ struct CudaOptions {
 class CudaOps final : public Ops {
   public:
     /// UserError(kDevice): no driver, no such device, no kernels for it. UserError(kUsage): fp8
-    /// activations on a card that has no kernels for them.
+    /// activations or emulated FP4 products on a card that has no kernels for them.
     explicit CudaOps(const CudaOptions& options);
     ~CudaOps() override;
 
@@ -215,7 +223,7 @@ class CudaOps final : public Ops {
     /// Counts that an op whose kernel does not take these operands is composed of others instead.
     void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);
 
-    CudaOptions options_;
+    CudaOptions options_;  ///< fp4_products: kNative only where they run
     std::string name_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<Timing> timing_;
