@@ -189,6 +189,7 @@ class Sources {
         engine.backend = {.name = options_.backend,
                           .threads = test.threads,
                           .act = test.act,
+                          .act_nvfp4 = options_.act_nvfp4,
                           .isa = options_.isa,
                           .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers,
                           .delta_bf16 = options_.delta_bf16};

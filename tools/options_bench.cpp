@@ -121,6 +121,7 @@ std::vector<Option> tuning_rows(AllOptions& all) {
                     bench.load_mode, modes),
         choices_row({"--act", "FORMAT", "ACT", "format of activations in matrix products"},
                     bench.act, act_policies()),
+        act_policy_row(bench.act_nvfp4),
         delta_row(bench.delta_bf16),
         backend_row({"--backend", "NAME", "BACKEND",
                      "what computes: auto (a GPU where there is one), cpu, cuda, CUDA1, or "
@@ -210,8 +211,9 @@ Command test_ops_command(AllOptions& all) {
          {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
                       options.backend.name),
           threads_row(options.backend.threads), act_row(options.backend.act),
-          delta_row(options.backend.delta_bf16), isa_row(options.backend.isa),
-          device_debug_rows(options.backend)[0], device_debug_rows(options.backend)[1]}},
+          act_policy_row(options.backend.act_nvfp4), delta_row(options.backend.delta_bf16),
+          isa_row(options.backend.isa), device_debug_rows(options.backend)[0],
+          device_debug_rows(options.backend)[1]}},
         {"Output",
          {choice_row({"--output", "FORMAT", "", "what to print on stdout"}, options.output,
                      formats)}}};

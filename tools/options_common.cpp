@@ -31,6 +31,13 @@ const NamedValues<ActPolicy>& act_policies() {
     return kPolicies;
 }
 
+const NamedValues<Nvfp4Policy>& scale_policies() {
+    static const NamedValues<Nvfp4Policy> kPolicies{{"search", Nvfp4Policy::kSearch},
+                                                    {"amax6", Nvfp4Policy::kAmax6},
+                                                    {"four-six", Nvfp4Policy::kFourSix}};
+    return kPolicies;
+}
+
 namespace {
 
 /// "cuda1" for "CUDA1"; nothing for what does not name a card by its number.
@@ -90,6 +97,13 @@ Option act_row(ActPolicy& act) {
          "format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, "
          "fp8 is for FP4 weights on Hopper"},
         act, act_policies());
+}
+
+Option act_policy_row(Nvfp4Policy& policy) {
+    return choice_row({"--act-policy", "NAME", "ACT_POLICY",
+                       "--act nvfp4: how the scale of a block is chosen: amax6 is the usual rule, "
+                       "four-six also tries amax/4, search also tries the neighbouring codes"},
+                      policy, scale_policies());
 }
 
 Option delta_row(bool& bf16) {
@@ -171,6 +185,7 @@ std::vector<Option> machine_rows(EngineOptions& engine) {
     std::vector<Option> rows;
     rows.push_back(threads_row(engine.backend.threads));
     rows.push_back(act_row(engine.backend.act));
+    rows.push_back(act_policy_row(engine.backend.act_nvfp4));
     rows.push_back(delta_row(engine.backend.delta_bf16));
     engine.backend.name = "auto";
     engine.backend.note = print_note;

@@ -61,11 +61,13 @@ std::vector<Option> context_rows(EngineOptions& engine);
 std::vector<Option> machine_rows(EngineOptions& engine);
 Option threads_row(int32_t& threads);
 Option act_row(ActPolicy& act);
+Option act_policy_row(Nvfp4Policy& policy);
 Option delta_row(bool& bf16);
 const NamedValues<DType>& cache_types();
 /// The name that -ctk knows.
 std::string cache_type_name(DType type);
 const NamedValues<ActPolicy>& act_policies();
+const NamedValues<Nvfp4Policy>& scale_policies();
 /// Faults of kernels: --poison, --synchronous.
 std::vector<Option> device_debug_rows(BackendOptions& backend);
 /// "auto", "cpu", "reference", "cuda" or "cuda" with a number.

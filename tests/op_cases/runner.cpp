@@ -128,14 +128,15 @@ Runner::Runner(const MakeOps& make, WeightBank& bank)
       single_subject_(*single_, bank_) {}
 
 Subject& Runner::reference(ActWants wants) {
-    Oracle& oracle = references_[{wants.prompt, wants.generated}];
+    Oracle& oracle = references_[{wants.prompt, wants.generated, wants.nvfp4}];
     if (oracle.ops == nullptr) {
         // One bit is set where a weight asked for formats; without a weight they do not matter.
         const auto format = [](uint8_t bits) {
             return bits == 0 ? ActFormat::kF32 : static_cast<ActFormat>(std::countr_zero(bits));
         };
-        oracle.ops = make_reference_ops(
-            {.act_prompt = format(wants.prompt), .act_generated = format(wants.generated)});
+        oracle.ops = make_reference_ops({.act_prompt = format(wants.prompt),
+                                         .act_generated = format(wants.generated),
+                                         .nvfp4 = wants.nvfp4});
         oracle.subject = std::make_unique<Subject>(*oracle.ops, bank_);
     }
     return *oracle.subject;

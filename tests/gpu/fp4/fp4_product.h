@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/codec.h"
 #include "fp4_operands.h"
 
 namespace tessera {
@@ -41,7 +42,10 @@ struct Fp4Quantized {
     std::vector<float> row_scales;
 };
 /// By the kernel of rows/scaled_rows.cuh.
-Fp4Quantized quantize_fp4(const std::vector<float>& x, int64_t rows, int64_t cols);
+Fp4Quantized quantize_fp4(const std::vector<float>& x,
+                          int64_t rows,
+                          int64_t cols,
+                          Nvfp4Policy policy);
 
 /// Whether the card multiplies FP4.
 bool card_multiplies_fp4();

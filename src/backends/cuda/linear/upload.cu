@@ -190,7 +190,7 @@ ActWants CudaOps::wants(DType weight_format, int32_t experts) const {
         const bool grouped = chosen == ActFormat::kFp8 && experts > 1;
         return bit_of(coarse && (!fp4 || grouped) ? ActFormat::kBF16 : chosen);
     };
-    return {act(options_.act_prompt), act(options_.act_generated)};
+    return {act(options_.act_prompt), act(options_.act_generated), options_.nvfp4};
 }
 
 Weight CudaOps::upload(const HostWeight& weight) {
