@@ -189,6 +189,7 @@ class Sources {
         engine.backend = {.name = options_.backend,
                           .threads = test.threads,
                           .act = test.act,
+                          .act_nvfp4 = options_.act_nvfp4,
                           .isa = options_.isa,
                           .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers,
                           .emulate_fp4 = test.emulate_fp4,

@@ -33,6 +33,7 @@ struct BenchOptions {
     std::vector<std::string> load_mode{"auto"};  ///< -lm: "auto", "none", "mmap"
     std::vector<ActPolicy> act{ActPolicy::kAuto};
     bool emulate_fp4 = false;  ///< "auto" among `act` is then nvfp4
+    Nvfp4Policy act_nvfp4 = kActNvfp4;
     bool delta_bf16 = false;
     std::string backend = "auto";
     std::string isa;

@@ -122,6 +122,7 @@ std::vector<Option> tuning_rows(AllOptions& all) {
         choices_row({"--act", "FORMAT", "ACT", "format of activations in matrix products"},
                     bench.act, act_policies()),
         emulate_row(bench.emulate_fp4),
+        act_policy_row(bench.act_nvfp4),
         delta_row(bench.delta_bf16),
         backend_row({"--backend", "NAME", "BACKEND",
                      "what computes: auto (a GPU where there is one), cpu, cuda, CUDA1, or "
@@ -211,9 +212,9 @@ Command test_ops_command(AllOptions& all) {
          {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
                       options.backend.name),
           threads_row(options.backend.threads), act_row(options.backend.act),
-          emulate_row(options.backend.emulate_fp4), delta_row(options.backend.delta_bf16),
-          isa_row(options.backend.isa), device_debug_rows(options.backend)[0],
-          device_debug_rows(options.backend)[1]}},
+          act_policy_row(options.backend.act_nvfp4), emulate_row(options.backend.emulate_fp4),
+          delta_row(options.backend.delta_bf16), isa_row(options.backend.isa),
+          device_debug_rows(options.backend)[0], device_debug_rows(options.backend)[1]}},
         {"Output",
          {choice_row({"--output", "FORMAT", "", "what to print on stdout"}, options.output,
                      formats)}}};

@@ -31,6 +31,13 @@ const NamedValues<ActPolicy>& act_policies() {
     return kPolicies;
 }
 
+const NamedValues<Nvfp4Policy>& scale_policies() {
+    static const NamedValues<Nvfp4Policy> kPolicies{{"search", Nvfp4Policy::kSearch},
+                                                    {"amax6", Nvfp4Policy::kAmax6},
+                                                    {"four-six", Nvfp4Policy::kFourSix}};
+    return kPolicies;
+}
+
 namespace {
 
 /// "cuda1" for "CUDA1"; nothing for what does not name a card by its number.
@@ -99,6 +106,13 @@ Option emulate_row(bool& fp4) {
          "for Blackwell's FP4 tensor cores, their instruction made of others: slow, to "
          "check that kernel"},
         fp4, NamedValues<bool>{{"none", false}, {"fp4", true}});
+}
+
+Option act_policy_row(Nvfp4Policy& policy) {
+    return choice_row({"--act-policy", "NAME", "ACT_POLICY",
+                       "--act nvfp4: how the scale of a block is chosen: amax6 is the usual rule, "
+                       "four-six also tries amax/4, search also tries the neighbouring codes"},
+                      policy, scale_policies());
 }
 
 Option delta_row(bool& bf16) {
@@ -180,6 +194,7 @@ std::vector<Option> machine_rows(EngineOptions& engine) {
     std::vector<Option> rows;
     rows.push_back(threads_row(engine.backend.threads));
     rows.push_back(act_row(engine.backend.act));
+    rows.push_back(act_policy_row(engine.backend.act_nvfp4));
     rows.push_back(emulate_row(engine.backend.emulate_fp4));
     rows.push_back(delta_row(engine.backend.delta_bf16));
     engine.backend.name = "auto";

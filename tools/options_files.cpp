@@ -75,9 +75,6 @@ Option override_row(std::vector<std::pair<std::string, GgufValue>>& target) {
 }
 
 std::vector<Option> quantize_rows(QuantizeOptions& options) {
-    const NamedValues<Nvfp4Policy> policies{{"search", Nvfp4Policy::kSearch},
-                                            {"amax6", Nvfp4Policy::kAmax6},
-                                            {"four-six", Nvfp4Policy::kFourSix}};
     return {
         switch_row({"--pure", "", "", "one format for every matrix"}, options.pure),
         switch_row({"--allow-requantize", "", "", "also from formats that are quantized already"},
@@ -92,7 +89,7 @@ std::vector<Option> quantize_rows(QuantizeOptions& options) {
         choice_row({"--scale-policy", "NAME", "SCALE_POLICY",
                     "how the scale of an NVFP4 block is chosen: amax6 is the usual rule, four-six "
                     "also tries amax/4, search also tries the neighbouring codes"},
-                   options.policy, policies),
+                   options.policy, scale_policies()),
         override_row(options.kv_overrides),
         switch_row({"--dry-run", "", "", "show what would be done and the sizes"}, options.dry_run),
         threads_row(options.threads),

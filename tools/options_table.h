@@ -66,11 +66,13 @@ Option threads_row(int32_t& threads);
 Option act_row(ActPolicy& act);
 /// What other cards do, made of what this one has: FP4 products.
 Option emulate_row(bool& fp4);
+Option act_policy_row(Nvfp4Policy& policy);
 Option delta_row(bool& bf16);
 const NamedValues<DType>& cache_types();
 /// The name that -ctk knows.
 std::string cache_type_name(DType type);
 const NamedValues<ActPolicy>& act_policies();
+const NamedValues<Nvfp4Policy>& scale_policies();
 /// Faults of kernels: --poison, --synchronous.
 std::vector<Option> device_debug_rows(BackendOptions& backend);
 /// "auto", "cpu", "reference", "cuda" or "cuda" with a number.

@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "core/codec.h"
 #include "core/tensor.h"
 
 namespace tessera {
@@ -29,10 +30,24 @@ enum class ActFormat : uint8_t {
     kF32,    ///< as they are: the reference
     kBF16,   ///< rounded to bf16 (W4A16: the weights are exact)
     kInt8,   ///< blocks of 32: int8 codes x f32 scale amax/127, round to nearest even
-    kNvfp4,  ///< per-row f32 scale amax/(6*448) x e4m3 per 16 x e2m1 (W4A4 numerics)
+    kNvfp4,  ///< per-row f32 scale x e4m3 per 16 x e2m1 (W4A4 numerics), by an Nvfp4Policy
     kFp8,    ///< per-row f32 scale amax/448 x e4m3
     kFp4     ///< the numbers of kNvfp4, packed: for products of FP4 with FP4
 };
+
+/// The scale of a row in kNvfp4 whose largest magnitude is `amax` (a NaN does not count): amax /
+/// this, or 1 for a row of zeros. Values divided by it, both rounded to f32, then take blocks of 16
+/// (a last one that K does not fill is padded with zeros) as `quantize_row` encodes them: block
+/// scale e4m3(m / 6) for a block with largest magnitude m, by kFourSix the better of that and
+/// e4m3(m / 4) (least squared error, m / 6 among equals), by kSearch of those two and the two
+/// neighbours of the first on both sides; then e2m1, nearest even. 6 * 448 puts the largest block
+/// scale at the end of e4m3. Where m / 4, half as large again, is tried, too, the row's scale
+/// leaves it the room: 6 * 256, since 256 * 1.5 = 384 <= 448; a weight's scale is 6 * 448 whatever
+/// its policy, as files have it, and blocks over 2 / 3 of its largest value then have m / 6 alone.
+/// Source: "Four Over Six" (arXiv 2512.02010), its rows' scale included.
+constexpr float nvfp4_row_span(Nvfp4Policy policy) {
+    return policy == Nvfp4Policy::kAmax6 ? 6.0f * 448.0f : 6.0f * 256.0f;
+}
 
 /// The scale of a row in kFp8 whose largest magnitude is `amax` (a NaN does not count): amax / 448,
 /// at least 2^-126, so that its reciprocal is a number, too. A value becomes the nearest even e4m3
@@ -43,14 +58,17 @@ inline constexpr float kFp8Largest = 448.0f;
 inline constexpr float kFp8LeastScale = 0x1p-126f;
 
 /// The activation formats that a product needs, one bit (1 << ActFormat) each, for prompt rows and
-/// for generated rows. A producer is asked for the union over its consumers: `gate.wants |
-/// up.wants`.
+/// for generated rows, and how those in kNvfp4 are rounded. A producer is asked for the union over
+/// its consumers: `gate.wants | up.wants`. All weights of a backend want one policy; no weight, the
+/// default here, wants the least enumerator.
 struct ActWants {
     uint8_t prompt = 0;
     uint8_t generated = 0;
+    Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;
     friend ActWants operator|(ActWants a, ActWants b) {
         return {static_cast<uint8_t>(a.prompt | b.prompt),
-                static_cast<uint8_t>(a.generated | b.generated)};
+                static_cast<uint8_t>(a.generated | b.generated),
+                a.nvfp4 > b.nvfp4 ? a.nvfp4 : b.nvfp4};
     }
     bool operator==(const ActWants&) const = default;
 };
@@ -118,6 +136,7 @@ struct GemmInput {
     int64_t cols = 0;
     ActViews prompt;
     ActViews generated;
+    Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;  ///< as its producer was asked
 };
 
 }  // namespace tessera

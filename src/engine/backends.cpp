@@ -74,6 +74,7 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
                                 .act_prompt = act_format(chosen),
                                 .act_generated = generated_format(chosen),
                                 .fp4_products = fp4,
+                                .nvfp4 = options.act_nvfp4,
                                 .delta_bf16 = options.delta_bf16,
                                 .poison = options.poison,
                                 .synchronous = options.synchronous});
@@ -131,13 +132,15 @@ std::unique_ptr<Ops> make_ops(const BackendOptions& given) {
     }
     if (options.name == "reference")
         return make_reference_ops({.act_prompt = act_format(options.act),
-                                   .act_generated = generated_format(options.act)});
+                                   .act_generated = generated_format(options.act),
+                                   .nvfp4 = options.act_nvfp4});
     if (options.name == "cpu")
         return std::make_unique<cpu::CpuOps>(
             cpu::CpuOptions{.threads = options.threads > 0 ? options.threads : physical_cores(),
                             .act_auto = options.act == ActPolicy::kAuto,
                             .act_prompt = act_format(options.act),
                             .act_generated = generated_format(options.act),
+                            .nvfp4 = options.act_nvfp4,
                             .isa = options.isa});
     throw UserError(ExitCode::kUsage,
                     fmt::format("unknown backend '{}'; nearest known: {}", options.name,

@@ -25,6 +25,10 @@ using ProgressFn = std::function<void(std::string_view what, int64_t done, int64
 /// path.
 enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4, kFp8 };
 
+/// Of --act nvfp4 unless --act-policy says otherwise: docs/measurements.md, "Activations side by
+/// side".
+inline constexpr Nvfp4Policy kActNvfp4 = Nvfp4Policy::kAmax6;
+
 inline constexpr int32_t kAllLayers = INT32_MAX;
 
 struct BackendOptions {
@@ -34,6 +38,7 @@ struct BackendOptions {
     int32_t device = 0;   ///< card of "cuda" and "auto"
     int32_t threads = 0;  ///< 0: one per physical core
     ActPolicy act = ActPolicy::kAuto;
+    Nvfp4Policy act_nvfp4 = kActNvfp4;  ///< how ActPolicy::kNvfp4 rounds
     std::string isa;  ///< CPU kernels at most this good: "scalar", "avx2", "avx512", "amx", "neon";
                       ///< "" = best
     /// Layers on a card: all or none (then "auto" is the CPU). UserError(kUsage) by Engine for a

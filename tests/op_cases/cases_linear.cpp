@@ -331,6 +331,21 @@ void input_sweep(std::vector<OpCase>& cases) {
             add_fused(FusedKind::kGatedRmsNormInput, 640, 2, head, magnitude);
 }
 
+/// Every kind of scale that a block of an input can have; rows that end within a block, that a
+/// block of a card keeps in registers, and that it does not.
+void spread_input_sweep(std::vector<OpCase>& cases) {
+    for (const int64_t k : {16, 100, 512, 5120, 20992})
+        for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+            append(cases, FusedCase{.kind = FusedKind::kPrepare,
+                                    .weight = format,
+                                    .n = 8,
+                                    .k = k,
+                                    .t = 7,
+                                    .prompt_rows = 6,
+                                    .magnitude = 3.0f,
+                                    .spread = true});
+}
+
 }  // namespace
 
 void add_linear_cases(std::vector<OpCase>& cases) {
@@ -358,6 +373,7 @@ std::vector<OpCase> all_cases() {
     spread_sweep(cases);
     gated_sweep(cases);
     long_sweep(cases);
+    spread_input_sweep(cases);
     return cases;
 }
 

@@ -77,6 +77,7 @@ std::string params_of(const FusedCase& c) {
     if (c.kind == FusedKind::kGluInput || c.kind == FusedKind::kGatedRmsNormInput)
         text += fmt::format(",head={}", c.head);
     if (c.last) text += fmt::format(",last={}", dtype_name(*c.last));
+    if (c.spread) text += ",spread=1";
     return text;
 }
 std::string params_of(const NormCase& c) {

@@ -51,6 +51,7 @@ struct FusedCase {
     float magnitude = 1.0f;
     int64_t head = 64;
     std::optional<DType> last{};  ///< kLinearMany: format of the last of the three weights
+    bool spread = false;          ///< kPrepare: blocks of 16 of x are of many sizes
 };
 
 enum class InPlace : uint8_t { kNo, kFirst, kSecond };

@@ -1,4 +1,6 @@
 // Runs of products and of the fused ops around them.
+#include <cmath>
+
 #include "op_cases/case_run.h"
 
 namespace tessera::op_cases {
@@ -56,6 +58,19 @@ struct FusedOperands {
     const Guarded& z;
     const Guarded& gain;
 };
+
+/// Blocks of 16 from as they are down to 2^-21 of that: block scales of NVFP4 from the largest over
+/// e4m3's numbers below 2^-6 to 0. Every fifth block consists of multiples of a quarter of its
+/// largest value, with ties between candidates for its scale and between codes.
+void spread_blocks(const Tensor& x) {
+    for (int64_t t = 0; t < x.rows(); ++t)
+        for (int64_t k = 0; k < x.cols(); ++k) {
+            float& value = x.row<float>(t)[k];
+            const int64_t block = k / 16;
+            if (block % 5 == 4) value = std::nearbyint(value * 8.0f) * 0.25f;
+            value = std::ldexp(value, -static_cast<int>((t * 5 + block * 3) % 22));
+        }
+}
 
 /// The op of `shape.kind` on some rows, as a GemmInput.
 GemmInput make_input(const FusedCase& shape,
@@ -130,6 +145,7 @@ Outputs execute(const FusedCase& shape, const Request& request) {
     Random random(request.seed);
     Guarded x("x", DType::kF32, {shape.t, shape.k}, 0, Role::kInput);
     x.fill(random, -shape.magnitude, shape.magnitude);
+    if (shape.spread) spread_blocks(x.tensor());
     x.seal();
     Guarded gain("gain", DType::kF32, {shape.k}, 0, Role::kInput);
     gain.fill(random, 0.5f, 1.5f);

@@ -128,7 +128,7 @@ Runner::Runner(const MakeOps& make, WeightBank& bank)
       single_subject_(*single_, bank_) {}
 
 Subject& Runner::reference(ActWants wants) {
-    Oracle& oracle = references_[{wants.prompt, wants.generated}];
+    Oracle& oracle = references_[{wants.prompt, wants.generated, wants.nvfp4}];
     if (oracle.ops == nullptr) {
         // One bit is set where a weight asked for formats; without a weight they do not matter.
         // Those of kFp4 are the numbers of kNvfp4.
@@ -137,8 +137,9 @@ Subject& Runner::reference(ActWants wants) {
             const auto wanted = static_cast<ActFormat>(std::countr_zero(bits));
             return wanted == ActFormat::kFp4 ? ActFormat::kNvfp4 : wanted;
         };
-        oracle.ops = make_reference_ops(
-            {.act_prompt = format(wants.prompt), .act_generated = format(wants.generated)});
+        oracle.ops = make_reference_ops({.act_prompt = format(wants.prompt),
+                                         .act_generated = format(wants.generated),
+                                         .nvfp4 = wants.nvfp4});
         oracle.subject = std::make_unique<Subject>(*oracle.ops, bank_);
     }
     return *oracle.subject;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "op_cases/case_run.h"
 #include "op_cases/hosted_ops.h"
@@ -61,7 +62,7 @@ class Runner {
     std::unique_ptr<Ops> single_;
     Subject subject_;
     Subject single_subject_;
-    std::map<std::pair<uint8_t, uint8_t>, Oracle> references_;
+    std::map<std::tuple<uint8_t, uint8_t, Nvfp4Policy>, Oracle> references_;
 };
 
 /// The largest NMSE = sum (a - b)^2 / sum a^2, a under test, that a case may have. Frozen: a change

@@ -34,8 +34,9 @@ void PrintTo(const Config& config, std::ostream* out) {
 }
 
 std::vector<Config> configs() {
-    const auto cpu = [](std::string_view isa, ActPolicy act) {
-        return BackendOptions{.name = "cpu", .threads = 2, .act = act, .isa = std::string(isa)};
+    const auto cpu = [](std::string_view isa, ActPolicy act, Nvfp4Policy policy = kActNvfp4) {
+        return BackendOptions{
+            .name = "cpu", .threads = 2, .act = act, .act_nvfp4 = policy, .isa = std::string(isa)};
     };
     std::vector<Config> all = {
         {"reference", {.name = "reference", .threads = 1, .isa = {}}, 6},
@@ -43,7 +44,9 @@ std::vector<Config> configs() {
         {"cpu_f32", cpu("", ActPolicy::kF32), 5},
         {"cpu_bf16", cpu("", ActPolicy::kBF16), 5},
         {"cpu_int8", cpu("", ActPolicy::kInt8), 5},
-        {"cpu_nvfp4", cpu("", ActPolicy::kNvfp4), 5},
+        {"cpu_amax6", cpu("", ActPolicy::kNvfp4, Nvfp4Policy::kAmax6), 5},
+        {"cpu_four_six", cpu("", ActPolicy::kNvfp4, Nvfp4Policy::kFourSix), 5},
+        {"cpu_search", cpu("", ActPolicy::kNvfp4, Nvfp4Policy::kSearch), 9},
     };
     // A set that this machine lacks resolves to the best one below it: nothing new to test then.
     std::set<std::string> seen = {make_ops(cpu("", ActPolicy::kAuto))->description()};

@@ -336,6 +336,45 @@ TEST(CpuLinear, PackedWeightsTakeNoMoreThanTheirFileByFewPercent) {
     }
 }
 
+/// Guards against scales of rows that leave no room for the larger scale of a block, against a
+/// policy that is lost on the way to the rows, and against its being another's: by hand.
+TEST(CpuLinear, PoliciesOfNvfp4RoundAsTheContractSays) {
+    // 6 and 15 fives. Steps of 1 have no 5, and the tie goes to 4: an error of 15. Steps of 1.5
+    // have 6 and 4.5: 3.75. The codes beside 1 are 0.875, 0.9375, 1.125 and 1.25: 5.25 for
+    // all, 1.5; 5.625 for all, 6; 6.75 and 4.5, 4.3; 5 for all, 1.
+    const FileWeight file(DType::kNVFP4, 16, 64, 1);
+    std::vector<float> x(64, 0.0f);
+    std::fill_n(x.begin(), 16, 5.0f);
+    x[0] = 6.0f;
+    x[16] = -6.0f;  // of another block, which is exact
+    struct Expected {
+        Nvfp4Policy policy;
+        float six, five, span;
+    };
+    for (const Expected& expected : {Expected{Nvfp4Policy::kAmax6, 6.0f, 4.0f, 6.0f * 448.0f},
+                                     Expected{Nvfp4Policy::kFourSix, 6.0f, 4.5f, 6.0f * 256.0f},
+                                     Expected{Nvfp4Policy::kSearch, 5.0f, 5.0f, 6.0f * 256.0f}}) {
+        for (const std::string_view name : {"cpu", "reference"}) {
+            BackendOptions options{.name = std::string(name), .threads = 1, .isa = {}};
+            options.act = ActPolicy::kNvfp4;
+            options.act_nvfp4 = expected.policy;
+            const std::unique_ptr<Ops> ops = tessera::make_ops(options);
+            const Weight weight = ops->upload(file.host());
+            with_arena(1, [&](Exec& ex) {
+                const Tensor input =
+                    make_tensor(ex.planning() ? nullptr : x.data(), DType::kF32, {1, 64});
+                const GemmInput prepared = ops->prepare(ex, input, weight.wants | ActWants{});
+                if (ex.planning()) return;
+                EXPECT_EQ(prepared.prompt[0].row_scales.as<float>()[0], 6.0f / expected.span);
+                const std::vector<double> rounded = rounded_row(prepared, 0, 1);
+                EXPECT_NEAR(rounded[0], static_cast<double>(expected.six), 1e-5) << name;
+                EXPECT_NEAR(rounded[16], -6.0, 1e-5) << name;
+                EXPECT_NEAR(rounded[1], static_cast<double>(expected.five), 1e-5) << name;
+            });
+        }
+    }
+}
+
 /// Guards against activations that nobody asked for where the asked ones have no kernel.
 TEST(CpuLinear, RefusesFp8Activations) {
     for (const std::string_view name : {"cpu", "auto"}) {

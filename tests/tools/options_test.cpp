@@ -241,6 +241,10 @@ TEST(Options, ChoosesTheCard) {
     AllOptions poisoned;
     EXPECT_EQ(parse(poisoned, {"run", "x"}, {{"TESSERA_POISON", "1"}}), "");
     EXPECT_TRUE(poisoned.run.engine.backend.poison);
+    EXPECT_EQ(backend_of({}).act_nvfp4, kActNvfp4);
+    EXPECT_EQ(backend_of({"--act-policy", "amax6"}).act_nvfp4, Nvfp4Policy::kAmax6);
+    EXPECT_EQ(backend_of({"--act-policy", "four-six"}).act_nvfp4, Nvfp4Policy::kFourSix);
+    EXPECT_EQ(backend_of({"--act-policy", "search"}).act_nvfp4, Nvfp4Policy::kSearch);
     EXPECT_FALSE(backend_of({}).delta_bf16);
     EXPECT_TRUE(backend_of({"--delta-bf16"}).delta_bf16);
     EXPECT_FALSE(backend_of({"--delta-bf16", "--no-delta-bf16"}).delta_bf16);

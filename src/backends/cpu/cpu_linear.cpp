@@ -70,16 +70,21 @@ PackedShape shape_of(const HostWeight& weight) {
     return packed_shape(stored_format(weight.format), weight.rows, weight.cols);
 }
 
-/// Rounds a row to the numbers of kNvfp4: scale amax / (6 * 448), then the codec's amax/6 rule. A
-/// last block of 64 that the row does not fill is padded with zeros.
-float round_nvfp4(const float* x, int64_t cols, uint16_t* out, float* padded, std::byte* codes) {
+/// Rounds a row to the numbers of kNvfp4, see nvfp4_row_span(). `padded` and `codes` hold whole
+/// blocks of 64.
+float round_nvfp4(const float* x,
+                  int64_t cols,
+                  Nvfp4Policy policy,
+                  uint16_t* out,
+                  float* padded,
+                  std::byte* codes) {
     float amax = 0.0f;
     for (int64_t k = 0; k < cols; ++k) amax = std::max(amax, std::fabs(x[k]));
-    const float scale = amax > 0.0f ? amax / (6.0f * 448.0f) : 1.0f;
+    const float scale = amax > 0.0f ? amax / nvfp4_row_span(policy) : 1.0f;
     const int64_t whole = round_up(cols, 64);
     for (int64_t k = 0; k < cols; ++k) padded[k] = x[k] / scale;
     std::fill(padded + cols, padded + whole, 0.0f);
-    quantize_row(DType::kNVFP4, padded, whole, codes, Nvfp4Policy::kAmax6);
+    quantize_row(DType::kNVFP4, padded, whole, codes, policy);
     dequantize_row(DType::kNVFP4, codes, whole, padded);
     for (int64_t k = 0; k < cols; ++k) out[k] = bf16_from_f32(padded[k]);
     return scale;
@@ -105,6 +110,7 @@ struct RoundRows {
     int64_t first;  ///< row of x that is row 0 of the view
     float* padded;  ///< kNvfp4: scratch of this thread
     std::byte* codes;
+    Nvfp4Policy policy;
 
     void row(const ActView& view, int64_t t) const {
         const float* source = x.row<float>(first + t);
@@ -114,7 +120,7 @@ struct RoundRows {
                               view.block_scales.row<float>(t));
         uint16_t* out = view.values.row<uint16_t>(t);
         if (view.format == ActFormat::kNvfp4)
-            view.row_scales.as<float>()[t] = round_nvfp4(source, cols, out, padded, codes);
+            view.row_scales.as<float>()[t] = round_nvfp4(source, cols, policy, out, padded, codes);
         else
             kernels.round_bf16(source, cols, out);
         std::fill(out + cols, out + act_stride(cols), uint16_t{0});
@@ -151,6 +157,7 @@ GemmInput make_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants, bool 
     GemmInput input;
     input.rows = rows;
     input.cols = cols;
+    input.nvfp4 = wants.nvfp4;
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, rows);
     if (prompt > 0) allocate_views(ex, prompt, cols, wants.prompt, skip_f32, input.prompt);
     if (rows > prompt)
@@ -164,7 +171,8 @@ CpuOps::Linear::Linear(Isa chosen, const CpuOptions& options)
     : kernels(&kernels_of(chosen)),
       isa(chosen),
       act_prompt(options.act_auto ? default_prompt(chosen) : options.act_prompt),
-      act_generated(options.act_auto ? default_generated(chosen) : options.act_generated) {
+      act_generated(options.act_auto ? default_generated(chosen) : options.act_generated),
+      nvfp4(options.nvfp4) {
     if (act_prompt == ActFormat::kFp8 || act_generated == ActFormat::kFp8)
         throw UserError(
             ExitCode::kUsage,
@@ -207,7 +215,7 @@ ActFormat CpuOps::Linear::act_of(DType stored, ActFormat chosen) const {
 
 ActWants CpuOps::Linear::wants(DType format) const {
     const DType stored = stored_format(format);
-    return {bit_of(act_of(stored, act_prompt)), bit_of(act_of(stored, act_generated))};
+    return {bit_of(act_of(stored, act_prompt)), bit_of(act_of(stored, act_generated)), nvfp4};
 }
 
 int64_t act_stride(int64_t cols) {
@@ -322,9 +330,12 @@ GemmInput CpuOps::prepare(Exec& ex, const Tensor& x, ActWants wants) {
     const auto round = [&](int32_t thread, int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
             const bool is_prompt = t < prompt;
-            const RoundRows rounder{*linear_->kernels, x, is_prompt ? int64_t{0} : prompt,
+            const RoundRows rounder{*linear_->kernels,
+                                    x,
+                                    is_prompt ? int64_t{0} : prompt,
                                     values.as<float>() + thread * padded,
-                                    codes.as<std::byte>() + thread * (padded / 64 * 36)};
+                                    codes.as<std::byte>() + thread * (padded / 64 * 36),
+                                    wants.nvfp4};
             for (const ActView& view : is_prompt ? input.prompt : input.generated) {
                 if (view.values.absent() || view.format == ActFormat::kF32) continue;
                 rounder.row(view, is_prompt ? t : t - prompt);

@@ -42,6 +42,7 @@ struct CpuOps::Linear {
     Isa isa;
     ActFormat act_prompt = ActFormat::kF32;
     ActFormat act_generated = ActFormat::kF32;
+    Nvfp4Policy nvfp4;
     std::vector<std::array<std::string, 2>> labels;  ///< by format; generated, prompt rows
     std::vector<std::array<std::string, 2>> expert_labels;
     std::vector<std::array<Operands, 2>> multiplied;

@@ -34,6 +34,7 @@ struct CpuOptions {
     bool act_auto = true;
     ActFormat act_prompt = ActFormat::kF32;
     ActFormat act_generated = ActFormat::kF32;
+    Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;  ///< of kNvfp4 rows
     std::string isa;
 };
 

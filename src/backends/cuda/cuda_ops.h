@@ -32,6 +32,7 @@ struct CudaOptions {
     ActFormat act_prompt = ActFormat::kBF16;
     ActFormat act_generated = ActFormat::kBF16;
     Fp4Products fp4_products = Fp4Products::kOff;
+    Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;  ///< of kNvfp4 rows
     bool delta_bf16 = false;   ///< Hopper: gated_delta_rule multiplies bf16 instead of f16
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
     bool synchronous = false;  ///< wait after every kernel, so that a fault names the right one

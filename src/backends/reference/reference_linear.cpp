@@ -80,9 +80,8 @@ ActView round_int8(Exec& ex, const Tensor& x) {
     return view;
 }
 
-/// row scale = amax / (6 * 448), or 1 for a row of zeros; x / scale then takes the NVFP4 codec's
-/// amax/6 rule in blocks of 16. A last block that K does not fill is padded with zeros.
-ActView round_nvfp4(Exec& ex, const Tensor& x) {
+/// See nvfp4_row_span().
+ActView round_nvfp4(Exec& ex, const Tensor& x, Nvfp4Policy policy) {
     const ActView view{.format = ActFormat::kNvfp4,
                        .values = ex.arena.allocate(DType::kBF16, {x.rows(), x.cols()}),
                        .block_scales = {},
@@ -95,11 +94,11 @@ ActView round_nvfp4(Exec& ex, const Tensor& x) {
     for (int64_t t = 0; t < x.rows(); ++t) {
         const float* source = x.row<float>(t);
         const float amax = largest_magnitude(source, x.cols());
-        const float scale = amax > 0.0f ? amax / (6.0f * 448.0f) : 1.0f;
+        const float scale = amax > 0.0f ? amax / nvfp4_row_span(policy) : 1.0f;
         float* values = scaled.as<float>();
         std::fill_n(values, padded, 0.0f);
         for (int64_t k = 0; k < x.cols(); ++k) values[k] = source[k] / scale;
-        quantize_row(DType::kNVFP4, values, padded, codes.as<std::byte>(), Nvfp4Policy::kAmax6);
+        quantize_row(DType::kNVFP4, values, padded, codes.as<std::byte>(), policy);
         dequantize_row(DType::kNVFP4, codes.as<std::byte>(), padded, values);
         view.row_scales.as<float>()[t] = scale;
         for (int64_t k = 0; k < x.cols(); ++k)
@@ -126,7 +125,7 @@ ActView round_fp8(Exec& ex, const Tensor& x) {
     return view;
 }
 
-void round_rows(Exec& ex, const Tensor& x, uint8_t wants, ActViews& views) {
+void round_rows(Exec& ex, const Tensor& x, uint8_t wants, Nvfp4Policy policy, ActViews& views) {
     size_t count = 0;
     for (const ActFormat format : {ActFormat::kF32, ActFormat::kBF16, ActFormat::kInt8,
                                    ActFormat::kNvfp4, ActFormat::kFp8}) {
@@ -136,7 +135,7 @@ void round_rows(Exec& ex, const Tensor& x, uint8_t wants, ActViews& views) {
         if (format == ActFormat::kF32) view = {format, x, {}, {}};
         if (format == ActFormat::kBF16) view = round_bf16(ex, x);
         if (format == ActFormat::kInt8) view = round_int8(ex, x);
-        if (format == ActFormat::kNvfp4) view = round_nvfp4(ex, x);
+        if (format == ActFormat::kNvfp4) view = round_nvfp4(ex, x, policy);
         if (format == ActFormat::kFp8) view = round_fp8(ex, x);
     }
 }
@@ -187,7 +186,8 @@ int64_t ReferenceOps::upload_bytes(const HostWeight& weight) const {
 
 ActWants ReferenceOps::wants(DType /*weight_format*/, int32_t /*experts*/) const {
     return {.prompt = wants_bit(options_.act_prompt),
-            .generated = wants_bit(options_.act_generated)};
+            .generated = wants_bit(options_.act_generated),
+            .nvfp4 = options_.nvfp4};
 }
 
 Weight ReferenceOps::upload(const HostWeight& weight) {
@@ -229,10 +229,12 @@ void ReferenceOps::embed(Exec& ex, const Tensor& ids, const Weight& table, const
 
 GemmInput ReferenceOps::prepare(Exec& ex, const Tensor& x, ActWants wants) {
     check(x.rank == 2 && x.dtype == DType::kF32, "prepare: x is F32 [T, K]");
-    GemmInput input{.rows = x.rows(), .cols = x.cols(), .prompt = {}, .generated = {}};
+    GemmInput input{
+        .rows = x.rows(), .cols = x.cols(), .prompt = {}, .generated = {}, .nvfp4 = wants.nvfp4};
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows());
-    round_rows(ex, x.slice_rows(0, prompt), wants.prompt, input.prompt);
-    round_rows(ex, x.slice_rows(prompt, x.rows() - prompt), wants.generated, input.generated);
+    round_rows(ex, x.slice_rows(0, prompt), wants.prompt, wants.nvfp4, input.prompt);
+    round_rows(ex, x.slice_rows(prompt, x.rows() - prompt), wants.generated, wants.nvfp4,
+               input.generated);
     if (!ex.planning())
         Counted(*this, "prepare", 0.0, static_cast<double>(x.elements()) * sizeof(float));
     return input;

@@ -13,6 +13,7 @@ struct ReferenceOptions {
         ActFormat::kF32;  ///< rounding of activations, so that a backend under test can be
     ActFormat act_generated =
         ActFormat::kF32;  ///< compared with an oracle that starts from the same values
+    Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;  ///< of kNvfp4 rows
 };
 
 std::unique_ptr<Ops> make_reference_ops(const ReferenceOptions& options);

@@ -105,7 +105,10 @@ std::vector<float> multiply_fp4(const Fp4Problem& problem,
     return fetch(device, out, problem.out.size());
 }
 
-Fp4Quantized quantize_fp4(const std::vector<float>& x, int64_t rows, int64_t cols) {
+Fp4Quantized quantize_fp4(const std::vector<float>& x,
+                          int64_t rows,
+                          int64_t cols,
+                          Nvfp4Policy policy) {
     cuda::Device device(cuda::CudaOptions{});
     const auto count = static_cast<size_t>(rows * cols);
     cuda::rows::ScaledCopy work;
@@ -118,6 +121,7 @@ Fp4Quantized quantize_fp4(const std::vector<float>& x, int64_t rows, int64_t col
         reinterpret_cast<float*>(device.allocate(static_cast<size_t>(rows) * sizeof(float)));
     work.sink.prompt_rows = static_cast<uint32_t>(rows);
     work.sink.cols = cols;
+    work.sink.policy = policy;
     const int64_t threads = cuda::ceil_div(cols / 4, 32 * cuda::rows::kScaledHeld) * 32;
     device.launch(
         "quantize_fp4", cuda::rows::scaled_rows_kernel<cuda::rows::ScaledCopy>,

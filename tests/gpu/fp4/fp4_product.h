@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/codec.h"
 #include "fp4_operands.h"
 
 namespace tessera {
@@ -42,7 +43,10 @@ struct Fp4Quantized {
     std::vector<float> row_scales;
 };
 /// By the kernel of rows/scaled_rows.cuh.
-Fp4Quantized quantize_fp4(const std::vector<float>& x, int64_t rows, int64_t cols);
+Fp4Quantized quantize_fp4(const std::vector<float>& x,
+                          int64_t rows,
+                          int64_t cols,
+                          Nvfp4Policy policy);
 
 /// What the probes of the instruction find (linear/fp4_self_test.h), of what stands for it, or of
 /// one that takes its scales from other lanes.

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "core/codec.h"
+#include "core/weight.h"
 #include "gpu/gpu.h"
 
 namespace tessera {
@@ -207,7 +208,7 @@ TEST_F(Fp4Product, WhatIsNoNumberStaysInItsRow) {
 
 /// Rows by the codec: blocks of 64 are four scales and 32 bytes, whose byte 8 s + j holds the codes
 /// j and, above it, j + 8 of the 16 values s.
-Fp4Quantized by_codec(const std::vector<float>& x, int64_t cols) {
+Fp4Quantized by_codec(const std::vector<float>& x, int64_t cols, Nvfp4Policy policy) {
     Fp4Quantized out;
     std::vector<std::byte> blocks(static_cast<size_t>(cols / 64 * 36));
     std::vector<float> scaled(static_cast<size_t>(cols));
@@ -215,10 +216,10 @@ Fp4Quantized by_codec(const std::vector<float>& x, int64_t cols) {
         float largest = 0.0f;
         for (size_t k = 0; k < scaled.size(); ++k)
             largest = std::max(largest, std::abs(x[first + k]));
-        const float scale = largest > 0.0f ? largest / (6.0f * 448.0f) : 1.0f;
+        const float scale = largest > 0.0f ? largest / nvfp4_row_span(policy) : 1.0f;
         out.row_scales.push_back(scale);
         for (size_t k = 0; k < scaled.size(); ++k) scaled[k] = x[first + k] / scale;
-        quantize_row(DType::kNVFP4, scaled.data(), cols, blocks.data(), Nvfp4Policy::kAmax6);
+        quantize_row(DType::kNVFP4, scaled.data(), cols, blocks.data(), policy);
         for (size_t block = 0; block < blocks.size(); block += 36) {
             for (size_t sub = 0; sub < 4; ++sub) {
                 out.scales.push_back(std::to_integer<uint8_t>(blocks[block + sub]));
@@ -262,14 +263,19 @@ TEST_F(Fp4Product, QuantizedRowsAreTheCodecs) {
             const bool zero = i / cols == 1 || (i / cols == 2 && i % cols < 16);
             x.push_back(zero ? 0.0f : std::ldexp(value, static_cast<int>(random() % 12)));
         }
-        const Fp4Quantized right = by_codec(x, cols);
-        Fp4Quantized out = quantize_fp4(x, kRows, cols);
+        for (const Nvfp4Policy policy : {Nvfp4Policy::kFourSix, Nvfp4Policy::kSearch}) {
+            const Fp4Quantized other = quantize_fp4(x, kRows, cols, policy);
+            EXPECT_EQ(other.codes, by_codec(x, cols, policy).codes) << cols;
+            EXPECT_EQ(other.scales, by_codec(x, cols, policy).scales) << cols;
+        }
+        const Fp4Quantized right = by_codec(x, cols, Nvfp4Policy::kAmax6);
+        Fp4Quantized out = quantize_fp4(x, kRows, cols, Nvfp4Policy::kAmax6);
         EXPECT_EQ(out.codes, right.codes) << cols;
         EXPECT_EQ(out.scales, right.scales) << cols;
         EXPECT_EQ(differing_bits(out.row_scales, right.row_scales), 0) << cols;
         x[static_cast<size_t>(3 * cols + 17)] = kNaN;
         x[static_cast<size_t>(4 * cols + 33)] = std::numeric_limits<float>::infinity();
-        out = quantize_fp4(x, kRows, cols);
+        out = quantize_fp4(x, kRows, cols, Nvfp4Policy::kAmax6);
         EXPECT_TRUE(std::isnan(out.row_scales[3])) << cols;
         EXPECT_TRUE(std::isnan(out.row_scales[4])) << cols;
         EXPECT_EQ(out.row_scales[2], right.row_scales[2]) << cols;

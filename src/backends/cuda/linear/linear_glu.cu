@@ -91,7 +91,11 @@ GemmInput CudaOps::linear_glu(
                                       .kind = RowKind::kGenerated,
                                       .rows = generated});
         }
-        GemmInput rest{.rows = generated, .cols = n, .prompt = {}, .generated = input.generated};
+        GemmInput rest{.rows = generated,
+                       .cols = n,
+                       .prompt = {},
+                       .generated = input.generated,
+                       .nvfp4 = wants.nvfp4};
         const auto elements = static_cast<double>(generated * n);
         const Timed timed(*this, "glu_input", 8 * elements, 10 * elements);
         store_glu(*device_, gated.slice_rows(0, generated), other.slice_rows(0, generated), kind,

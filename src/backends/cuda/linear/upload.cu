@@ -194,7 +194,7 @@ ActWants CudaOps::wants(DType weight_format, int32_t experts) const {
         if (packed) return bit_of(ActFormat::kFp4);
         return bit_of(coarse && (!fp4 || grouped) ? ActFormat::kBF16 : chosen);
     };
-    return {act(options_.act_prompt), act(options_.act_generated)};
+    return {act(options_.act_prompt), act(options_.act_generated), options_.nvfp4};
 }
 
 Weight CudaOps::upload(const HostWeight& weight) {

@@ -121,7 +121,8 @@ bool alias_views(Exec& ex, Rows kind, const Tensor& x, uint8_t wants, ActViews& 
 
 GemmInput allocate_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants) {
     check_formats(wants);
-    GemmInput input{.rows = rows, .cols = cols, .prompt = {}, .generated = {}};
+    GemmInput input{
+        .rows = rows, .cols = cols, .prompt = {}, .generated = {}, .nvfp4 = wants.nvfp4};
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, rows);
     allocate_views(ex, Rows::kPrompt, prompt, cols, wants.prompt, input.prompt);
     allocate_views(ex, Rows::kGenerated, rows - prompt, cols, wants.generated, input.generated);
@@ -130,7 +131,8 @@ GemmInput allocate_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants) {
 
 GemmInput CudaOps::prepare(Exec& ex, const Tensor& x, ActWants wants) {
     check(x.rank == 2 && x.dtype == DType::kF32, "prepare: x is F32 [T, K]");
-    GemmInput input{.rows = x.rows(), .cols = x.cols(), .prompt = {}, .generated = {}};
+    GemmInput input{
+        .rows = x.rows(), .cols = x.cols(), .prompt = {}, .generated = {}, .nvfp4 = wants.nvfp4};
     bool store = true;
     const bool dense = x.contiguous();
     if (dense) {

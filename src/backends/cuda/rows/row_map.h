@@ -72,6 +72,7 @@ inline InputSink sink_of(const GemmInput& input, int64_t prompt_rows) {
     InputSink sink;
     sink.prompt_rows = static_cast<uint32_t>(std::min(prompt_rows, input.rows));
     sink.cols = input.cols;
+    sink.policy = input.nvfp4;
     const auto take = [](const ActViews& views, float*& f32, __nv_bfloat16*& bf16) {
         for (const ActView& view : views) {
             if (view.values.absent()) continue;

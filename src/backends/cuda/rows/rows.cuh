@@ -179,6 +179,7 @@ struct InputSink {
     __nv_bfloat16* nvfp4 = nullptr;  ///< in the order of bf16[0]
     uint8_t* fp4 = nullptr;          ///< codes as Fp4Rows has them; columns a multiple of 64
     uint8_t* fp4_scales = nullptr;   ///< with fp4
+    Nvfp4Policy policy = Nvfp4Policy::kAmax6;  ///< of nvfp4 and fp4
     float* row_scales = nullptr;
     uint32_t prompt_rows = 0;
     int64_t cols = 0;

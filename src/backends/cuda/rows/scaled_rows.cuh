@@ -44,6 +44,27 @@ struct E4m3Scale {
     }
 };
 
+/// Squared error of the 16 values of an NVFP4 block, four in each of four lanes, under `scale`. The
+/// sum is that of core/codec_fp4.cpp, halves folded onto each other, in all four lanes: what two of
+/// them add in turned order is the same. `upper`: of the second two lanes, which take the second
+/// and fourth value of all, the others the first and third.
+__device__ __forceinline__ float squared_error(const Four& four, float scale, bool upper) {
+    float terms[4];
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+        const float magnitude = fabsf(four.value[i]);
+        const float error = minus(mul(e2m1_value(nv_code(magnitude, scale)), scale), magnitude);
+        terms[i] = mul(error, error);
+    }
+    float first = upper ? terms[1] : terms[0], second = upper ? terms[3] : terms[2];
+    first = plus(first, of_lane(upper ? terms[0] : terms[1], 2));
+    second = plus(second, of_lane(upper ? terms[2] : terms[3], 2));
+    first = plus(first, of_lane(first, 1));
+    second = plus(second, of_lane(second, 1));
+    const float half = plus(first, second);
+    return plus(half, of_lane(half, 2));
+}
+
 /// How a prompt row enters a product: its scale, and the columns in it.
 struct ScaledRow {
     const InputSink& sink;
@@ -58,7 +79,7 @@ struct ScaledRow {
             scale = of_row.scale;
             inverse = of_row.inverse;
         } else {
-            scale = largest > 0.0f ? __fdiv_rn(largest, 6.0f * 448.0f) : 1.0f;
+            scale = largest > 0.0f ? __fdiv_rn(largest, nvfp4_row_span(sink.policy)) : 1.0f;
             inverse = 0.0f;
         }
     }
@@ -81,7 +102,7 @@ struct ScaledRow {
     }
 
   private:
-    /// As the codec of NVFP4 with kAmax6 rounds blocks of 16, which four lanes have.
+    /// As the codec of NVFP4 rounds blocks of 16, which four lanes have.
     __device__ __forceinline__ void store_nvfp4(const Four& four,
                                                 int64_t column,
                                                 bool inside) const {
@@ -91,7 +112,9 @@ struct ScaledRow {
         float largest = largest_of(scaled, 0.0f);
         largest = fmaxf(largest, of_lane(largest, 1));
         largest = fmaxf(largest, of_lane(largest, 2));
-        const uint32_t block_code = ue4m3_code(__fdiv_rn(largest, 6.0f));
+        uint32_t block_code = ue4m3_code(__fdiv_rn(largest, 6.0f));
+        if (sink.policy != Nvfp4Policy::kAmax6)
+            block_code = best_scale(scaled, largest, block_code, (column & 8) != 0);
         const float of_block = ue4m3_value(block_code);
         uint32_t codes = 0;
         bool numbers = true;
@@ -113,6 +136,32 @@ struct ScaledRow {
             store_pairs(scaled, column, sink.cols, sink.cols % 4 == 0, values);
         else
             store_four(scaled, column, sink.cols, sink.cols % 4 == 0, values);
+    }
+
+    /// The code of the scale with the least squared error that the policy tries beside `amax6`, the
+    /// first one in order of the codec among equals. The same for the four lanes of a block;
+    /// `upper` are the two behind.
+    __device__ __forceinline__ uint32_t best_scale(const Four& four,
+                                                   float largest,
+                                                   uint32_t amax6,
+                                                   bool upper) const {
+        const uint32_t tries = sink.policy == Nvfp4Policy::kSearch ? 5 : 1;
+        uint32_t best = amax6;
+        float least = squared_error(four, ue4m3_value(amax6), upper);
+#pragma unroll 1
+        for (uint32_t i = 1; i <= tries; ++i) {
+            // amax6 - 1, + 1, - 2, + 2 and at last what puts the largest element at 4. No code is
+            // below 0, where the subtraction ends up far above.
+            const uint32_t step = (i + 1) / 2;
+            const uint32_t code = i == tries   ? ue4m3_code(__fdiv_rn(largest, 4.0f))
+                                  : i % 2 == 1 ? amax6 - step
+                                               : amax6 + step;
+            const float error = squared_error(four, ue4m3_value(code & 0x7fu), upper);
+            if (code > 0x7eu || !(error < least)) continue;
+            least = error;
+            best = code;
+        }
+        return best;
     }
 
     /// Four codes, and the scale of their block. No code is no number, so that the row's scale has
