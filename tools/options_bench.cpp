@@ -238,7 +238,8 @@ Command doctor_command(AllOptions& all) {
          {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
                       options.backend.name),
           switch_row({"--quick", "", "", "every tenth case of each op"}, options.quick),
-          threads_row(options.backend.threads), isa_row(options.backend.isa)}}};
+          emulate_row(options.backend.emulate_fp4), threads_row(options.backend.threads),
+          isa_row(options.backend.isa)}}};
     command.examples = {"tessera doctor", "tessera doctor -b cpu --quick"};
     command.run = [&options] { return run_doctor(options); };
     return command;

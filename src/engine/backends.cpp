@@ -70,14 +70,24 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
     const ActPolicy chosen = act == ActPolicy::kAuto ? ActPolicy::kBF16 : act;
     const cuda::Fp4Products fp4 =
         options.emulate_fp4 ? cuda::Fp4Products::kEmulated : cuda::Fp4Products::kNative;
-    return cuda::make_cuda_ops({.device = device,
-                                .act_prompt = act_format(chosen),
-                                .act_generated = generated_format(chosen),
-                                .fp4_products = fp4,
-                                .nvfp4 = options.act_nvfp4,
-                                .delta_bf16 = options.delta_bf16,
-                                .poison = options.poison,
-                                .synchronous = options.synchronous});
+    auto ops = cuda::make_cuda_ops({.device = device,
+                                    .act_prompt = act_format(chosen),
+                                    .act_generated = generated_format(chosen),
+                                    .fp4_products = fp4,
+                                    .act_auto = act == ActPolicy::kAuto,
+                                    .nvfp4 = options.act_nvfp4,
+                                    .delta_bf16 = options.delta_bf16,
+                                    .poison = options.poison,
+                                    .synchronous = options.synchronous});
+    if (options.note) {
+        const SelfTest test = ops->self_test();
+        if (!test.faults.empty())
+            options.note(
+                fmt::format("CUDA{}: {} failed its self-test, so that prompts take bf16 "
+                            "rows; please report what `tessera doctor` prints ({})",
+                            device, test.checked, test.faults.front()));
+    }
+    return ops;
 }
 
 /// Nothing where there is no card, no driver or no library, nor where others fill the card. Says

@@ -129,6 +129,14 @@ TEST_F(EmulatedFp4, AnswersAreTheSameForAnyUbatch) {
     }
 }
 
+// Guards against a self-test that objects to a right product, or that asks nothing.
+TEST_F(EmulatedFp4, PassesTheSelfTest) {
+    if (!refusal().empty()) return;
+    const SelfTest test = make_ops(fp4_backend())->self_test();
+    EXPECT_EQ(test.checked, "the FP4 product, its instruction emulated");
+    EXPECT_EQ(test.faults, std::vector<std::string>{});
+}
+
 // Guards against a NaN or an infinity that leaves its row, by way of a tile or of a scale, against
 // one that packed rows lose, as no code is NaN, and against views of both kinds, whose scales are
 // the same, that differ from those made alone.

@@ -14,6 +14,7 @@
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/entry.h"
 #include "backends/cuda/linear/fp4_self_test.h"
+#include "backends/cuda/rows/input.h"
 
 namespace tessera::cuda {
 
@@ -76,8 +77,16 @@ CudaOps::CudaOps(const CudaOptions& options)
                         text("--emulate fp4 needs a Hopper card (H100, H200) and a build for "
                              "sm_90a; ",
                              card.name, " runs --act nvfp4 without it"));
-    if (options.fp4_products == Fp4Products::kNative && (!TESSERA_SM120F || card.major != 12))
+    if (options.fp4_products != Fp4Products::kNative) return;
+    if (!TESSERA_SM120F || card.major != 12) {
         options_.fp4_products = Fp4Products::kOff;
+        return;
+    }
+    if (options.act_auto) options_.act_prompt = ActFormat::kNvfp4;
+    // The kernel was written without such a card: it is asked before it is trusted.
+    if (self_test().faults.empty()) return;
+    options_.fp4_products = Fp4Products::kOff;
+    options_.act_prompt = options.act_prompt;
 }
 
 CudaOps::~CudaOps() = default;
@@ -94,8 +103,15 @@ std::vector<std::string_view> CudaOps::overrides() const {
 }
 
 SelfTest CudaOps::self_test() {
-    if (device_->properties().major != 12) return {};
-    return {.checked = "the FP4 instruction", .faults = check_fp4_instruction(*device_)};
+    if (options_.fp4_products == Fp4Products::kOff || !self_test_.checked.empty())
+        return self_test_;
+    const bool native = options_.fp4_products == Fp4Products::kNative;
+    self_test_.checked = native ? "FP4 tensor cores" : "the FP4 product, its instruction emulated";
+    if (native) self_test_.faults = check_fp4_instruction(*device_);
+    if (self_test_.faults.empty() && wants_fp4(wants(DType::kNVFP4, 1)))
+        self_test_.faults = check_fp4_product(*this);
+    reset_op_counts();
+    return self_test_;
 }
 
 void CudaOps::set_op_timing(bool on) {

@@ -31,7 +31,9 @@ struct CudaOptions {
     /// others then take bf16. F32 weights take f32 activations always.
     ActFormat act_prompt = ActFormat::kBF16;
     ActFormat act_generated = ActFormat::kBF16;
+    /// kNative: where card and build have FP4 tensor cores and self_test() finds nothing wrong.
     Fp4Products fp4_products = Fp4Products::kOff;
+    bool act_auto = false;  ///< prompt rows are kNvfp4 instead where FP4 tensor cores multiply them
     Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;  ///< of kNvfp4 rows
     bool delta_bf16 = false;   ///< Hopper: gated_delta_rule multiplies bf16 instead of f16
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
@@ -225,6 +227,7 @@ class CudaOps final : public Ops {
     void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);
 
     CudaOptions options_;  ///< fp4_products: kNative only where they run
+    SelfTest self_test_;   ///< once it ran
     std::string name_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<Timing> timing_;
