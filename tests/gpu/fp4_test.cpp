@@ -73,11 +73,12 @@ std::vector<double> row_errors(const std::vector<float>& a,
 }
 
 // Guards against codes, scales or rows that are right in an op alone and wrong in a model. Both
-// paths multiply the same numbers, and sums in f32 differ in their last bits; such a bit moves a
-// number to the next code of NVFP4 once in some hundred thousand, and that is a part in as many of
-// what rounding all of them to NVFP4 does. So the difference has to be below a thousandth of the
-// effect of that rounding. With experts a moved number may send its row to another one: a twelfth
-// of the rows may be so.
+// paths multiply the same numbers; sums in f32 of another order differ by a bit or two, and here
+// and there such a bit moves a number to the next code of NVFP4. Beside what rounding all numbers
+// to NVFP4 does, squared, that is little: 1e-12 between two such orders on the CPU, of which single
+// moved numbers are nearly all, up to 1e-7 each. The bound leaves room for a thousand of them; a
+// scale that is wrong in one block of a row takes more. With experts a moved number may send its
+// row to another one: a twelfth of the rows may be so.
 TEST_F(EmulatedFp4, LogitsAreThoseOfTheSameNumbers) {
     if (!refusal().empty()) return;
     constexpr size_t kRows = 120;
@@ -96,7 +97,7 @@ TEST_F(EmulatedFp4, LogitsAreThoseOfTheSameNumbers) {
         double error = 0.0, allowed = 0.0;
         for (size_t i = 0; i < kept; ++i) {
             error += errors[i];
-            allowed += 1e-3 * effect[i];
+            allowed += 1e-4 * effect[i];
         }
         EXPECT_GT(allowed, 0.0) << architecture << ": the rows are not rounded at all";
         EXPECT_LE(error, allowed) << architecture;
