@@ -184,6 +184,8 @@ done
 if [[ $arch == 90a ]]; then
     start ops-fp8 "$tessera" test-ops test -b cuda --act fp8 \
         -p '^(MUL_MAT|LINEAR|PREPARE|GLU_INPUT|RMS_NORM_INPUT|GATED_RMS)[A-Z_]*\(type=(NVFP4|MXFP4|Q8_0|F32)'
+    start ops-fp4 "$tessera" test-ops test -b cuda --emulate fp4 \
+        -p '^(MUL_MAT|LINEAR|PREPARE|GLU_INPUT|RMS_NORM_INPUT|GATED_RMS)[A-Z_]*\(type=(NVFP4|MXFP4)'
     start ops-bf16 "$tessera" test-ops test -b cuda --delta-bf16 -o GATED_DELTA_NET
 fi
 start hidden env CUDA_VISIBLE_DEVICES= "$tessera" test-ops support -b cuda

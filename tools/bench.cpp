@@ -192,7 +192,8 @@ class Sources {
                           .act_nvfp4 = options_.act_nvfp4,
                           .isa = options_.isa,
                           .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers,
-                          .delta_bf16 = options_.delta_bf16};
+                          .emulate_fp4 = test.emulate_fp4,
+                          .delta_bf16 = test.delta_bf16};
         if (!noted_)
             engine.backend.note = [this](std::string_view text) {
                 print_note(text);

@@ -104,6 +104,8 @@ std::string_view operands_name(Operands operands) {
             return "int8";
         case Operands::kFp8:
             return "fp8";
+        case Operands::kFp4:
+            return "fp4";
         case Operands::kCount:
             break;
     }

@@ -17,7 +17,7 @@ struct OpsRun {
     Ceilings ceilings;
 };
 
-/// "f32", "bf16" (f16 as well), "int8", "fp8".
+/// "f32", "bf16" (f16 as well), "int8", "fp8", "fp4".
 std::string_view operands_name(Operands operands);
 
 /// How near an op came to a ceiling: to that of its products or to that of memory, whichever is

@@ -96,6 +96,8 @@ std::vector<Field> fields_of(const BenchResult& r) {
         {"avg_ts", Kind::kReal, real(mean(rates))},
         {"stddev_ts", Kind::kReal, real(sample_deviation(rates))},
         {"act", Kind::kText, std::string(act_name(t.act))},
+        {"delta_bf16", Kind::kSwitch, t.delta_bf16 ? "1" : "0"},
+        {"emulate", Kind::kText, t.emulate_fp4 ? "fp4" : "none"},
         {"peak_memory_bytes", Kind::kInteger, integer(r.peak_bytes)},
         {"peak_f32_tflops", Kind::kReal, peak(Operands::kF32)},
         {"peak_bf16_tflops", Kind::kReal, peak(Operands::k16Bits)},
@@ -234,6 +236,11 @@ std::vector<Column> columns_for(const BenchOptions& given) {
         columns.push_back({"lm", 10, [](const R& r) { return r.test.load_mode; }});
     if (given.act != usual.act)
         columns.push_back({"act", 6, [](const R& r) { return std::string(act_name(r.test.act)); }});
+    if (given.delta_bf16 != usual.delta_bf16)
+        columns.push_back({"delta_bf16", 10,
+                           [](const R& r) { return std::string(r.test.delta_bf16 ? "1" : "0"); }});
+    if (given.emulate_fp4)
+        columns.push_back({"emulate", 7, [](const R&) { return std::string("fp4"); }});
     columns.push_back({"test", 15, [](const R& r) { return test_name(r.test); }});
     columns.push_back({"t/s", 20, rate_text});
     return columns;

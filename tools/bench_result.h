@@ -31,6 +31,8 @@ struct BenchTest {
     int32_t flash_attn = -1;
     std::string load_mode;
     ActPolicy act = ActPolicy::kAuto;
+    bool delta_bf16 = false;
+    bool emulate_fp4 = false;
 };
 
 /// Every combination of the lists in llama-bench's order: prompt tests, generation tests, pairs.

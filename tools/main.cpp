@@ -15,11 +15,10 @@
 #include "tools/help.h"
 #include "tools/options_table.h"
 #include "tools/terminal.h"
+#include "tools/version.h"
 
 namespace tessera {
 namespace {
-
-constexpr const char* kVersion = TESSERA_VERSION;
 
 void print(const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -37,7 +36,7 @@ int show_help(std::span<const Command> commands, std::span<const std::string> ar
     std::string text;
     for (const std::string& argument : arguments) {
         if (argument == "--man") {
-            text = man_page(commands, kVersion);
+            text = man_page(commands, std::string(version()));
         } else if (argument == "--markdown") {
             text = markdown_table(commands);
         } else if (argument == "--help" || argument == "-h" || argument == "help") {
@@ -68,7 +67,7 @@ int dispatch(std::span<const std::string> arguments) {
     const std::span<const std::string> rest = arguments.subspan(1);
     if (name == "help" || name == "--help" || name == "-h") return show_help(commands, rest);
     if (name == "--version" || name == "version") {
-        print(fmt::format("tessera {}\n", kVersion));
+        print(fmt::format("tessera {}\n", std::string(version())));
         return 0;
     }
     if (name == "--completion") {

@@ -121,6 +121,7 @@ std::vector<Option> tuning_rows(AllOptions& all) {
                     bench.load_mode, modes),
         choices_row({"--act", "FORMAT", "ACT", "format of activations in matrix products"},
                     bench.act, act_policies()),
+        emulate_row(bench.emulate_fp4),
         act_policy_row(bench.act_nvfp4),
         delta_row(bench.delta_bf16),
         backend_row({"--backend", "NAME", "BACKEND",
@@ -211,14 +212,36 @@ Command test_ops_command(AllOptions& all) {
          {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
                       options.backend.name),
           threads_row(options.backend.threads), act_row(options.backend.act),
-          act_policy_row(options.backend.act_nvfp4), delta_row(options.backend.delta_bf16),
-          isa_row(options.backend.isa), device_debug_rows(options.backend)[0],
-          device_debug_rows(options.backend)[1]}},
+          act_policy_row(options.backend.act_nvfp4), emulate_row(options.backend.emulate_fp4),
+          delta_row(options.backend.delta_bf16), isa_row(options.backend.isa),
+          device_debug_rows(options.backend)[0], device_debug_rows(options.backend)[1]}},
         {"Output",
          {choice_row({"--output", "FORMAT", "", "what to print on stdout"}, options.output,
                      formats)}}};
     command.examples = {"tessera test-ops", "tessera test-ops perf -o MUL_MAT -p nvfp4"};
     command.run = [&options] { return run_test_ops(options); };
+    return command;
+}
+
+Command doctor_command(AllOptions& all) {
+    DoctorOptions& options = all.doctor;
+    options.backend.name = "auto";
+    Command command;
+    command.name = "doctor";
+    command.summary = "check that this machine computes right, as a report";
+    command.description =
+        "Asks the backend about instructions that its kernels were written without, runs the cases "
+        "of every op against the reference, and prints a report to paste into an issue. Exit code "
+        "1: something is wrong.";
+    command.sections = {
+        {"Options",
+         {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
+                      options.backend.name),
+          switch_row({"--quick", "", "", "every tenth case of each op"}, options.quick),
+          emulate_row(options.backend.emulate_fp4), threads_row(options.backend.threads),
+          isa_row(options.backend.isa)}}};
+    command.examples = {"tessera doctor", "tessera doctor -b cpu --quick"};
+    command.run = [&options] { return run_doctor(options); };
     return command;
 }
 

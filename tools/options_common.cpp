@@ -99,6 +99,15 @@ Option act_row(ActPolicy& act) {
         act, act_policies());
 }
 
+Option emulate_row(bool& fp4) {
+    return choice_row(
+        {"--emulate", "WHAT", "EMULATE",
+         "fp4: on Hopper, NVFP4 weights meet prompt rows of --act nvfp4 in the kernel "
+         "for Blackwell's FP4 tensor cores, their instruction made of others: slow, to "
+         "check that kernel"},
+        fp4, NamedValues<bool>{{"none", false}, {"fp4", true}});
+}
+
 Option act_policy_row(Nvfp4Policy& policy) {
     return choice_row({"--act-policy", "NAME", "ACT_POLICY",
                        "--act nvfp4: how the scale of a block is chosen: amax6 is the usual rule, "
@@ -186,6 +195,7 @@ std::vector<Option> machine_rows(EngineOptions& engine) {
     rows.push_back(threads_row(engine.backend.threads));
     rows.push_back(act_row(engine.backend.act));
     rows.push_back(act_policy_row(engine.backend.act_nvfp4));
+    rows.push_back(emulate_row(engine.backend.emulate_fp4));
     rows.push_back(delta_row(engine.backend.delta_bf16));
     engine.backend.name = "auto";
     engine.backend.note = print_note;

@@ -313,9 +313,9 @@ Command synth_command(AllOptions& all) {
 
 std::vector<Command> describe_commands(AllOptions& all) {
     std::vector<Command> commands{
-        run_command(all),      bench_command(all),   perplexity_command(all),
-        quantize_command(all), convert_command(all), inspect_command(all),
-        tokenize_command(all), synth_command(all),   test_ops_command(all)};
+        run_command(all),      bench_command(all),   perplexity_command(all), quantize_command(all),
+        convert_command(all),  inspect_command(all), tokenize_command(all),   synth_command(all),
+        test_ops_command(all), doctor_command(all)};
     return commands;
 }
 

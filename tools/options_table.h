@@ -6,6 +6,7 @@
 
 #include "tools/bench.h"
 #include "tools/convert.h"
+#include "tools/doctor.h"
 #include "tools/inspect.h"
 #include "tools/options.h"
 #include "tools/perplexity.h"
@@ -34,6 +35,7 @@ struct AllOptions {
     TokenizeOptions tokenize;
     SynthOptions synth;
     TestOpsOptions test_ops;
+    DoctorOptions doctor;
     HelpOptions help;
 
     std::vector<std::string> notes;
@@ -50,6 +52,7 @@ Command run_command(AllOptions& all);
 Command perplexity_command(AllOptions& all);
 Command bench_command(AllOptions& all);
 Command test_ops_command(AllOptions& all);
+Command doctor_command(AllOptions& all);
 Command quantize_command(AllOptions& all);
 Command convert_command(AllOptions& all);
 Command inspect_command(AllOptions& all);
@@ -61,6 +64,8 @@ std::vector<Option> context_rows(EngineOptions& engine);
 std::vector<Option> machine_rows(EngineOptions& engine);
 Option threads_row(int32_t& threads);
 Option act_row(ActPolicy& act);
+/// What other cards do, made of what this one has: FP4 products.
+Option emulate_row(bool& fp4);
 Option act_policy_row(Nvfp4Policy& policy);
 Option delta_row(bool& bf16);
 const NamedValues<DType>& cache_types();

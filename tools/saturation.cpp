@@ -10,8 +10,9 @@ std::string saturation_note(std::span<const OpCount> counts, bool delta_bf16) {
     for (const OpCount& count : counts)
         if (count.name == kDeltaSaturated && count.calls > 0 && !delta_bf16)
             return fmt::format(
-                "{} operands of the gated delta rule were beyond 65504 (or no numbers) and were "
-                "clamped: --delta-bf16 has the range for this model",
+                "{} operands of the gated delta rule were beyond 65504, to which f16 clamps them, "
+                "or no numbers: --delta-bf16 has the range, unless the model itself makes numbers "
+                "that are none",
                 count.calls);
     return "";
 }

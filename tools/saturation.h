@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// One line of advice when operands of the gated delta rule saturated; empty otherwise.
+/// One line of advice when operands of the gated delta rule saturated or were NaN: one counter has
+/// both. Empty otherwise.
 std::string saturation_note(std::span<const OpCount> counts, bool delta_bf16);
 
 /// The same on stderr, for what the engine computed since its counters were last reset.

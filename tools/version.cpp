@@ -1,6 +1,9 @@
 // CMake fills these in for this file alone, so that a commit rebuilds nothing else.
 #include "tools/version.h"
 
+#ifndef TESSERA_VERSION
+#    define TESSERA_VERSION "unknown"
+#endif
 #ifndef TESSERA_COMMIT
 #    define TESSERA_COMMIT "unknown"
 #endif
@@ -10,6 +13,9 @@
 
 namespace tessera {
 
+std::string_view version() {
+    return TESSERA_VERSION;
+}
 std::string build_commit() {
     return TESSERA_COMMIT;
 }

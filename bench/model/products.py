@@ -17,6 +17,7 @@ RESTART = 2500  # clocks from the last product of a tile to the first of the nex
 LAUNCH_US = 3.0  # a lone launch between events, its first copies from memory
 LOADER_RUN = 0.5  # of the code of loader warps: the other half is for scales at odd places
 SHARED_BYTES = 128  # a clock and multiprocessor
+TAIL_BLOCKS, TAIL_CHUNKS = 66, 4  # linear/gemm_sm90_cut.h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Kernel:
     ahead: bool  # operands are made while the own products run
     out_bytes: float = 4.0  # of a feature and token
     chunk_steps: int = 1 << 30  # steps after which a sum may go to another block
+    tails: bool = False  # few rows of tiles beyond a multiple of TAIL_BLOCKS have TAIL_CHUNKS
     lookup: float = 2.0  # wavefronts of a load of eight bytes
 
 
@@ -92,8 +94,17 @@ def cut(kernel: Kernel, card: Card, features: int, steps: int, tokens: int) -> t
     rows = math.ceil(features / (kernel.features * kernel.multicast))
     chunks = math.ceil(steps / kernel.chunk_steps)
     best = (math.inf, 0, 0.0)
+    tail = rows % TAIL_BLOCKS
+    has_tail = kernel.tails and chunks == 1 and rows > TAIL_BLOCKS and 0 < tail * TAIL_CHUNKS <= TAIL_BLOCKS
     for tile in kernel.loops:
         tiles = rows * math.ceil(tokens / tile)
+        if has_tail:
+            before, behind = (math.ceil(tokens / tile) * n for n in (rows - tail, tail * TAIL_CHUNKS))
+            whole_clocks = tile_clocks(kernel, card, tile, steps, shared=False)
+            part_clocks = tile_clocks(kernel, card, tile, math.ceil(steps / TAIL_CHUNKS), shared=True)
+            clocks = math.ceil(before / blocks) * whole_clocks + math.ceil(behind / blocks) * part_clocks
+            best = min(best, (clocks, tile, tiles / blocks))
+            continue
         whole = tiles // blocks * blocks
         full = tile_clocks(kernel, card, tile, steps, shared=False)
         options = [(math.ceil(tiles / blocks) * full, tile, tiles / blocks)]
@@ -151,16 +162,16 @@ def hopper_kernels(loops: dict[str, Loop]) -> dict[str, Kernel]:
     quick = "QGMMA.64x{}x32.F32.E4M3.E4M3"
     fp8 = by_tokens("sm90_fp8<256,0>", (64, 128, 256), quick)
     fp8_gated = by_tokens("sm90_fp8<256,1>", (64, 128, 256), quick)
-    bf16 = Kernel("bf16", plain, 128, 2.0, 2, warpgroups=True, ahead=False, chunk_steps=46)
+    bf16 = Kernel("bf16", plain, 128, 2.0, 2, warpgroups=True, ahead=False, chunk_steps=46, tails=True)
     # Four lanes read one entry of the table: four out of sixteen pairs of banks, twice.
     whole = Kernel("fp8", fp8, 128, 1.0, 2, warpgroups=True, ahead=True, lookup=2.7)
     return {
         "bf16": bf16,
         # As it was first: sums of all columns in one block, three sizes of tiles.
         "bf16, first form": dataclasses.replace(
-            bf16, loops={n: plain[n] for n in (64, 128, 256)}, chunk_steps=1 << 30),
+            bf16, loops={n: plain[n] for n in (64, 128, 256)}, chunk_steps=1 << 30, tails=False),
         # Features of gate and up, of which one result of two bytes is left.
-        "bf16 gate and up": dataclasses.replace(bf16, loops=gated, out_bytes=1.0),
+        "bf16 gate and up": dataclasses.replace(bf16, loops=gated, out_bytes=1.0, tails=False),
         "fp8": whole,
         "fp8 gate and up": dataclasses.replace(whole, loops=fp8_gated, out_bytes=1.0),
     }

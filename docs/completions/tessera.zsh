@@ -11,6 +11,7 @@ _tessera() {
         'tokenize:show the tokens of a text'
         'synth:write a random model of a given shape'
         'test-ops:check or time every op against the reference'
+        'doctor:check that this machine computes right, as a report'
         'help:explain commands and flags'
     )
     if (( CURRENT == 2 )); then
@@ -95,7 +96,7 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
-            '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
+            '*--emulate=[fp4\: on Hopper, NVFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
             '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
@@ -153,7 +154,7 @@ _tessera() {
             '*-lm[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--load-mode=[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--act=[format of activations in matrix products]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
-            '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
+            '*--emulate=[fp4\: on Hopper, NVFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
             '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
@@ -199,7 +200,7 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
-            '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
+            '*--emulate=[fp4\: on Hopper, NVFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
             '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
@@ -263,7 +264,7 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
-            '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
+            '*--emulate=[fp4\: on Hopper, NVFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
             '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
@@ -317,7 +318,7 @@ _tessera() {
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
-            '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
+            '*--emulate=[fp4\: on Hopper, NVFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
             '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
@@ -327,8 +328,16 @@ _tessera() {
             '*--no-synchronous[GPU\: wait after every kernel, so that a fault names the right one]' \
             '*--output=[what to print on stdout]:FORMAT:(console csv jsonl)' \
             '::test|perf|support:(test perf support)' ;;
+    doctor)
+        _arguments -S '--help[show the flags]' \
+            '*-b[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
+            '*--backend=[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
+            '*--quick[every tenth case of each op]' \
+            '*-t[threads of the CPU]:N:' \
+            '*--threads=[threads of the CPU]:N:' \
+            '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' ;;
     help)
-        _arguments --man --markdown '::command:(run bench perplexity quantize convert inspect tokenize synth test-ops help)' ;;
+        _arguments --man --markdown '::command:(run bench perplexity quantize convert inspect tokenize synth test-ops doctor help)' ;;
     --completion)
         compadd bash zsh fish ;;
     esac

@@ -31,7 +31,8 @@ enum class ActFormat : uint8_t {
     kBF16,   ///< rounded to bf16 (W4A16: the weights are exact)
     kInt8,   ///< blocks of 32: int8 codes x f32 scale amax/127, round to nearest even
     kNvfp4,  ///< per-row f32 scale x e4m3 per 16 x e2m1 (W4A4 numerics), by an Nvfp4Policy
-    kFp8     ///< per-row f32 scale amax/448 x e4m3
+    kFp8,    ///< per-row f32 scale amax/448 x e4m3
+    kFp4     ///< the numbers of kNvfp4, packed: for products of FP4 with FP4
 };
 
 /// The scale of a row in kNvfp4 whose largest magnitude is `amax` (a NaN does not count): amax /
@@ -93,6 +94,12 @@ struct Weight {
 /// kF32, kBF16: `values` [rows, cols]. kInt8: `values` I8 [rows, cols], `block_scales` F32 [rows,
 /// cols/32]. kNvfp4: `values` BF16 [rows, cols] holding e2m1 * e4m3 exactly, `row_scales` F32
 /// [rows]. kFp8: `values` F8_E4M3 [rows, cols], `row_scales` F32 [rows].
+/// kFp4: `values` I8 [rows, cols/2], the e2m1 code of column 2j in the lower half of byte j, of
+/// column 2j + 1 in the upper one; `block_scales` F8_E4M3 [rows, cols/16] without sign;
+/// `row_scales` F32 [rows], NaN for a row that holds a NaN or an infinity, as no code is one. All
+/// three contiguous and aligned to 16 bytes. Columns are a multiple of 64; rows of others, which no
+/// matrix of NVFP4 has, come as kNvfp4 to whoever asks for kFp4. Where rows come in kNvfp4 as well,
+/// both views have the same `row_scales`.
 /// `transposed_pairs`: within every 32 columns the 4 x 4 matrix of pairs of columns is transposed:
 /// the value of column 8q + 2c + b stands at 8c + 2q + b (what a lane of a tensor core product
 /// needs of a weight's unit is then one word of it).
@@ -119,8 +126,9 @@ constexpr int64_t transposed_quad_place(int64_t column) {
     return column - inside + inside / 4 % 2 * 16 + inside / 8 * 4 + inside % 4;
 }
 
-/// The views of some rows: as many as there are formats among the consumers of an activation.
-using ActViews = std::array<ActView, 3>;
+/// The views of some rows: as many as there are formats among the consumers of an activation. Four
+/// before experts: F32 for a router, BF16, kFp4 for a plain matrix and kNvfp4 for stacks of them.
+using ActViews = std::array<ActView, 4>;
 
 /// An activation in every format that its consumers want. `prompt` holds the rows [0,
 /// Exec::prompt_rows), `generated` the rest; one view per wanted format, absent ones have rank 0.

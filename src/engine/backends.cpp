@@ -68,13 +68,26 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
     // Not fp8 where the card has it: 1.4 times as fast, but 2% of perplexity that nobody asked for
     // (docs/measurements.md, "Activations side by side").
     const ActPolicy chosen = act == ActPolicy::kAuto ? ActPolicy::kBF16 : act;
-    return cuda::make_cuda_ops({.device = device,
-                                .act_prompt = act_format(chosen),
-                                .act_generated = generated_format(chosen),
-                                .nvfp4 = options.act_nvfp4,
-                                .delta_bf16 = options.delta_bf16,
-                                .poison = options.poison,
-                                .synchronous = options.synchronous});
+    const cuda::Fp4Products fp4 =
+        options.emulate_fp4 ? cuda::Fp4Products::kEmulated : cuda::Fp4Products::kNative;
+    auto ops = cuda::make_cuda_ops({.device = device,
+                                    .act_prompt = act_format(chosen),
+                                    .act_generated = generated_format(chosen),
+                                    .fp4_products = fp4,
+                                    .act_auto = act == ActPolicy::kAuto,
+                                    .nvfp4 = options.act_nvfp4,
+                                    .delta_bf16 = options.delta_bf16,
+                                    .poison = options.poison,
+                                    .synchronous = options.synchronous});
+    if (options.note) {
+        const SelfTest test = ops->self_test();
+        if (!test.faults.empty())
+            options.note(
+                fmt::format("CUDA{}: {} failed its self-test, so that prompts take bf16 "
+                            "rows; please report what `tessera doctor` prints ({})",
+                            device, test.checked, test.faults.front()));
+    }
+    return ops;
 }
 
 /// Nothing where there is no card, no driver or no library, nor where others fill the card. Says
@@ -97,7 +110,26 @@ int64_t bytes_beside(const Ops& ops, std::span<const int64_t> blocks) {
     return ops.on_host() ? 0 : cuda::bytes_beside(blocks);
 }
 
-std::unique_ptr<Ops> make_ops(const BackendOptions& options) {
+namespace {
+
+/// The options with what --emulate fp4 implies.
+BackendOptions emulating(BackendOptions options) {
+    if (options.act == ActPolicy::kAuto) options.act = ActPolicy::kNvfp4;
+    if (options.act != ActPolicy::kNvfp4)
+        throw UserError(ExitCode::kUsage,
+                        "--emulate fp4 multiplies NVFP4 with NVFP4: it goes with --act nvfp4 or "
+                        "auto alone");
+    if (options.name == "cpu" || options.name == "reference")
+        throw UserError(
+            ExitCode::kUsage,
+            fmt::format("--emulate fp4 is for Hopper cards: --backend cuda, not {}", options.name));
+    return options;
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> make_ops(const BackendOptions& given) {
+    const BackendOptions options = given.emulate_fp4 ? emulating(given) : given;
     constexpr std::array<std::string_view, 4> kNames = {"auto", "cpu", "cuda", "reference"};
     if (const auto device = cuda_device(options)) return make_cuda(options, *device);
     if (options.name == "auto") {

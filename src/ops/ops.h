@@ -116,6 +116,7 @@ enum class Operands : uint8_t {
     k16Bits,  ///< bf16 or f16, summed in f32
     kInt8,
     kFp8,  ///< e4m3, summed in f32
+    kFp4,  ///< e2m1 with scales of blocks on both sides, summed in f32
     kCount
 };
 
@@ -134,7 +135,7 @@ struct OpCount {
     std::string fallback{};
 };
 
-/// Name of the counter of operands that gated_delta_rule clamped to the range of their format.
+/// Name of the counter of operands that gated_delta_rule clamped to their format, or that are NaN.
 inline constexpr std::string_view kDeltaSaturated = "gated_delta_rule: saturated";
 
 /// The counter of such calls, added where there is none yet.
@@ -158,6 +159,12 @@ class Recording {
     virtual void replay() = 0;
 };
 
+/// What a device was asked before its kernels are trusted, and what it got wrong.
+struct SelfTest {
+    std::string checked{};              ///< empty: there is nothing to ask
+    std::vector<std::string> faults{};  ///< a line each
+};
+
 class Ops {
   public:
     virtual ~Ops() = default;
@@ -175,6 +182,9 @@ class Ops {
     /// Runs loops of some milliseconds each, with all threads or multiprocessors, in memory of its
     /// own (up to 1 GiB) that it gives back. Nothing measured by default.
     virtual Ceilings measure_ceilings() { return {}; }
+    /// Checks instructions that the kernels for this device were written without (FP4 tensor cores
+    /// of sm_120); some milliseconds.
+    virtual SelfTest self_test() { return {}; }
 
     // ---- memory ----
     /// Zero-filled memory of this device that lives as long as the backend (weights, key/value

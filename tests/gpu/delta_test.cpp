@@ -1,8 +1,14 @@
 // Operands of the gated delta rule in prompts on Hopper: f16, or bf16 on request. Other cards keep
 // f32's precision and have nothing to choose.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/gpu.h"
@@ -22,16 +28,28 @@ HostedOps delta_ops(bool bf16) {
     return HostedOps(make_ops(options), false);
 }
 
+/// A number that is put into the first sequence: at a token, and an element of all heads.
+struct Special {
+    int32_t token, element;
+    float value;
+};
 struct Prompts {
     int32_t heads = 1;
     int32_t sequences = 1;
     float most = 1.0f;  ///< of the values
+    std::vector<Special> values{}, keys{}, queries{};
 };
 constexpr int32_t kRows = 100, kSize = 128;  ///< of each sequence; keys and values
 
-/// Outputs of sequences side by side with one key head. What a sequence holds does not depend on
-/// how many there are.
-std::vector<float> outputs_of(Ops& ops, const Prompts& prompts) {
+/// Of the first sequence.
+struct Results {
+    std::vector<float> outputs;  ///< [kRows, heads, kSize]
+    std::vector<float> state;    ///< [heads, kSize, kSize], behind all rows
+};
+
+/// Sequences side by side with one key head. What a sequence holds does not depend on how many
+/// there are.
+Results results_of(Ops& ops, const Prompts& prompts) {
     const int64_t heads = prompts.heads, count = prompts.sequences, rows = count * kRows;
     const auto filled = [&](int64_t width, float low, float high) {
         std::vector<float> values;
@@ -43,6 +61,16 @@ std::vector<float> outputs_of(Ops& ops, const Prompts& prompts) {
     };
     std::vector<float> q = filled(kSize, -0.1f, 0.1f), k = filled(kSize, -0.1f, 0.1f);
     std::vector<float> v = filled(heads * kSize, -prompts.most, prompts.most), out(v.size());
+    const auto place = [](const std::vector<Special>& specials, int64_t of_heads,
+                          std::vector<float>& into) {
+        for (const Special& special : specials)
+            for (int64_t head = 0; head < of_heads; ++head)
+                into[static_cast<size_t>((special.token * of_heads + head) * kSize +
+                                         special.element)] = special.value;
+    };
+    place(prompts.queries, 1, q);
+    place(prompts.keys, 1, k);
+    place(prompts.values, heads, v);
     std::vector<float> decay = filled(heads, -0.1f, 0.0f), beta = filled(heads, 0.0f, 1.0f);
     std::vector<float> state(static_cast<size_t>(count * heads * kSize * kSize));
     std::vector<int32_t> positions, starts{0}, slots;
@@ -74,7 +102,22 @@ std::vector<float> outputs_of(Ops& ops, const Prompts& prompts) {
     ops.gated_delta_rule(ex, by_head(q, 1), by_head(k, 1), by_head(v, heads), gates(decay),
                          gates(beta), batch, memory, by_head(out, heads));
     out.resize(static_cast<size_t>(kRows * heads * kSize));
-    return out;  // of the first sequence
+    state.resize(static_cast<size_t>(heads * kSize * kSize));
+    return {std::move(out), std::move(state)};
+}
+std::vector<float> outputs_of(Ops& ops, const Prompts& prompts) {
+    return results_of(ops, prompts).outputs;
+}
+
+/// How many elements have other bits, NaN among them.
+int64_t unequal(const std::vector<float>& x, const std::vector<float>& y) {
+    int64_t count = 0;
+    for (size_t i = 0; i < x.size(); ++i)
+        count += std::bit_cast<uint32_t>(x[i]) != std::bit_cast<uint32_t>(y[i]) ? 1 : 0;
+    return count;
+}
+int64_t nan_count(const std::vector<float>& x) {
+    return std::count_if(x.begin(), x.end(), [](float value) { return std::isnan(value); });
 }
 
 double distance(const std::vector<float>& x, const std::vector<float>& y) {
@@ -122,12 +165,41 @@ TEST_F(DeltaOperands, Bf16HoldsWhatF16Clamps) {
 }
 
 // Guards against bits that depend on the form of the scan, which is chosen by how many blocks come
-// together: a sequence alone runs the narrow one, among nine the wide one.
+// together: a sequence alone runs the narrow one, among nine the wide one. Each form has its own
+// code for operands that saturate and for numbers that are none, and for the state it leaves.
 TEST_F(DeltaOperands, BothFormsGiveTheSameBits) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+    // In both chunks of 64 tokens, and in value rows of several warps.
+    const std::vector<Special> bad{{9, 3, kInfinity}, {40, 70, kNone},  {77, 3, -kInfinity},
+                                   {80, 100, kNone},  {81, 101, 3e38f}, {99, 31, kInfinity}};
+    const Prompts usual{.heads = 16}, large{.heads = 16, .most = 1e6f};
+    Prompts bad_values = large, bad_keys = large;
+    bad_values.values = bad;
+    bad_values.queries = {{20, 5, kNone}, {90, 6, kInfinity}};
+    bad_keys.values = bad;
+    bad_keys.keys = {{85, 64, kNone}, {95, 7, kInfinity}};
     for (const bool bf16 : {false, true}) {
         HostedOps ops = delta_ops(bf16);
-        const std::vector<float> alone = outputs_of(ops, {.heads = 16});
-        EXPECT_EQ(outputs_of(ops, {.heads = 16, .sequences = 9}), alone) << bf16;
+        for (const Prompts& prompts : {usual, large, bad_values, bad_keys}) {
+            Prompts among = prompts;
+            among.sequences = 9;
+            const Results alone = results_of(ops, prompts), other = results_of(ops, among);
+            const std::string what =
+                fmt::format("bf16 {}, most {}, {} bad values, {} bad keys", bf16, prompts.most,
+                            prompts.values.size(), prompts.keys.size());
+            EXPECT_EQ(unequal(alone.outputs, other.outputs), 0) << what;
+            EXPECT_EQ(unequal(alone.state, other.state), 0) << what;
+            // The cases are what they are meant to be: some results are no numbers, others are.
+            const int64_t outputs = nan_count(alone.outputs), state = nan_count(alone.state);
+            const bool good = prompts.values.empty();
+            EXPECT_EQ(outputs > 0, !good) << what;
+            EXPECT_EQ(state > 0, !good) << what;
+            EXPECT_LT(outputs, static_cast<int64_t>(alone.outputs.size())) << what;
+            if (prompts.keys.empty()) {
+                EXPECT_LT(state, static_cast<int64_t>(alone.state.size())) << what;
+            }
+        }
     }
 }
 

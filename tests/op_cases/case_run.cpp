@@ -52,6 +52,14 @@ void read_view_row(const ActView& view, int64_t t, int64_t cols, std::vector<flo
                 value = static_cast<float>(view.values.row<int8_t>(t)[k]) *
                         view.block_scales.row<float>(t)[k / 32];
                 break;
+            case ActFormat::kFp4: {
+                const uint32_t two = view.values.row<uint8_t>(t)[k / 2];
+                const uint32_t code = two >> (k % 2 * 4) & 15u;
+                value =
+                    kE2M1Values[code] * f32_from_ue4m3(view.block_scales.row<uint8_t>(t)[k / 16]);
+                value *= view.row_scales.as<float>()[t];
+                break;
+            }
             case ActFormat::kFp8:
                 value = f32_from_e4m3(view.values.row<uint8_t>(
                             t)[view.transposed_quads ? transposed_quad_place(k) : k]) *

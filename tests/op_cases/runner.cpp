@@ -131,8 +131,11 @@ Subject& Runner::reference(ActWants wants) {
     Oracle& oracle = references_[{wants.prompt, wants.generated, wants.nvfp4}];
     if (oracle.ops == nullptr) {
         // One bit is set where a weight asked for formats; without a weight they do not matter.
+        // Those of kFp4 are the numbers of kNvfp4.
         const auto format = [](uint8_t bits) {
-            return bits == 0 ? ActFormat::kF32 : static_cast<ActFormat>(std::countr_zero(bits));
+            if (bits == 0) return ActFormat::kF32;
+            const auto wanted = static_cast<ActFormat>(std::countr_zero(bits));
+            return wanted == ActFormat::kFp4 ? ActFormat::kNvfp4 : wanted;
         };
         oracle.ops = make_reference_ops({.act_prompt = format(wants.prompt),
                                          .act_generated = format(wants.generated),

@@ -1,7 +1,8 @@
 // The one table of tolerances. Reasons, for a backend that sums in f32 what the reference sums in
 // f64, both from the same rounded operands:
 // - a sum of K products in f32 has an NMSE of about K (2^-24)^2 / 6, 2e-12 at K = 2880; a case with
-//   a single output may by chance be a hundred times below the typical output;
+//   a single output may by chance be a hundred times below the typical output. Products of FP4 with
+//   FP4 sum 16 exact products at a time: K / 16 roundings, within the same bound;
 // - weights that bf16 cannot hold (all but BF16, MXFP4, NVFP4) may be rounded to it where the
 //   activations are bf16 or nvfp4: (2^-9)^2 / 3 = 1.3e-6;
 // - a producer whose f32 arithmetic differs in the last bit flips a rounding to bf16 once in 2^16,
@@ -85,7 +86,10 @@ double product_bound(DType weight, ActWants wanted, int32_t t, int32_t prompt_ro
 }
 
 double result_bound(ActWants wanted, int32_t t, int32_t prompt_rows) {
-    if (wants(wanted, ActFormat::kNvfp4, t, prompt_rows)) return kResultNvfp4;
+    // Packed or not, they are the same numbers.
+    if (wants(wanted, ActFormat::kNvfp4, t, prompt_rows) ||
+        wants(wanted, ActFormat::kFp4, t, prompt_rows))
+        return kResultNvfp4;
     if (wants(wanted, ActFormat::kFp8, t, prompt_rows)) return kResultFp8;
     if (wants(wanted, ActFormat::kInt8, t, prompt_rows)) return kResultInt8;
     return wants(wanted, ActFormat::kBF16, t, prompt_rows) ? kResultBf16 : kResultF32;

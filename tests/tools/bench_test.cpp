@@ -61,10 +61,12 @@ BenchResult recorded_result(const nlohmann::ordered_json& test) {
 }
 
 /// What a printer writes for these results.
-std::string printed(BenchOutput output, std::span<const BenchResult> results) {
+std::string printed(BenchOutput output,
+                    std::span<const BenchResult> results,
+                    const BenchOptions& options) {
     std::FILE* const file = std::tmpfile();
     const std::unique_ptr<BenchPrinter> printer = make_bench_printer(output, file);
-    printer->begin(recorded_options());
+    printer->begin(options);
     for (const BenchResult& result : results) printer->print(result);
     printer->end(results.empty() ? nullptr : &results.back());
     std::string text(static_cast<size_t>(std::ftell(file)), '\0');
@@ -72,6 +74,9 @@ std::string printed(BenchOutput output, std::span<const BenchResult> results) {
     EXPECT_EQ(std::fread(text.data(), 1, text.size(), file), text.size());
     std::fclose(file);
     return text;
+}
+std::string printed(BenchOutput output, std::span<const BenchResult> results) {
+    return printed(output, results, recorded_options());
 }
 
 std::vector<BenchResult> recorded_results() {
@@ -170,6 +175,25 @@ TEST(BenchPrinter, CsvColumnsFollowTheFields) {
         columns += letter == ',' && !quoted ? 1 : 0;
     }
     EXPECT_EQ(columns, static_cast<size_t>(std::count(heading.begin(), heading.end(), ',')) + 1);
+}
+
+// Guards against figures of --delta-bf16 that look like those without it, and against a column or a
+// field that does not follow the switch.
+TEST(BenchPrinter, ResultsSayThatTheDeltaRuleRanOnBf16) {
+    for (const bool bf16 : {false, true}) {
+        BenchOptions options = recorded_options();
+        options.delta_bf16 = bf16;
+        std::vector<BenchResult> results = recorded_results();
+        results.resize(1);
+        results[0].test = expand_tests(options).front();
+        EXPECT_EQ(results[0].test.delta_bf16, bf16);
+        const std::string table = printed(BenchOutput::kMarkdown, results, options);
+        EXPECT_EQ(table.find("| delta_bf16 |") != std::string::npos, bf16) << table;
+        EXPECT_EQ(table.find("|          1 |") != std::string::npos, bf16) << table;
+        const auto json =
+            nlohmann::ordered_json::parse(printed(BenchOutput::kJsonl, results, options));
+        EXPECT_EQ(json.at("delta_bf16"), nlohmann::ordered_json(bf16));
+    }
 }
 
 // Guards against a sum of tokens that overflows: the context came out small and the run ended with

@@ -256,7 +256,39 @@ TEST(Options, ChoosesTheCard) {
               "cuda, reference)");
 }
 
-// Guards against advice that comes without a reason, or names a way that was taken already.
+/// Why there is no backend with these flags of a run, in one line.
+std::string refusal(std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"run", "x"});
+    AllOptions all;
+    EXPECT_EQ(parse(all, flags), "");
+    try {
+        make_ops(all.run.engine.backend);
+    } catch (const UserError& error) {
+        EXPECT_EQ(error.code(), ExitCode::kUsage) << error.what();
+        EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+        return error.what();
+    }
+    return "";
+}
+
+// Guards against a check of FP4 products that quietly checks something else: on a backend without
+// them, or with other activations than those that they multiply.
+TEST(Options, EmulatesWhatItSaysOrRefuses) {
+    EXPECT_EQ(failure({"bench", "-m", "x", "--emulate", "fp8"}),
+              "bench: --emulate: unknown value 'fp8'; did you mean fp4? (known: none, fp4)");
+    EXPECT_EQ(refusal({"--backend", "cpu"}), "");
+    EXPECT_EQ(refusal({"--backend", "cpu", "--emulate", "none"}), "");
+    for (const char* backend : {"cpu", "reference"})
+        EXPECT_NE(refusal({"--backend", backend, "--emulate", "fp4"}).find("--backend cuda"),
+                  std::string::npos);
+    for (const char* act : {"bf16", "f32", "fp8", "int8"})
+        EXPECT_NE(refusal({"--backend", "cuda", "--emulate", "fp4", "--act", act}).find("--act"),
+                  std::string::npos);
+    EXPECT_NE(refusal({"-ngl", "0", "--emulate", "fp4"}).find("--backend cuda"), std::string::npos);
+}
+
+// Guards against advice that comes without a reason, names a way that was taken already, or says
+// more than the counter does.
 TEST(Saturation, IsNotedWithWhatToDo) {
     const std::vector<OpCount> none{{.name = "gated_delta_rule", .calls = 9}};
     const std::vector<OpCount> some{none[0], {.name = std::string(kDeltaSaturated), .calls = 7}};
@@ -265,6 +297,9 @@ TEST(Saturation, IsNotedWithWhatToDo) {
     const std::string note = saturation_note(some, false);
     EXPECT_TRUE(note.starts_with("7 operands")) << note;
     EXPECT_NE(note.find("--delta-bf16"), std::string::npos) << note;
+    // The counter has NaN as well, which nothing clamps and no range helps.
+    EXPECT_NE(note.find("or no numbers"), std::string::npos) << note;
+    EXPECT_NE(note.find("unless the model"), std::string::npos) << note;
 }
 
 bool is_flag_of(const Command& command, const std::string& flag) {

@@ -92,12 +92,23 @@ TEST_F(Program, MakesQuantizesAndInspectsAModel) {
     EXPECT_EQ(ids.out, "[258, 101, 32, 97, 98]\nTotal number of tokens: 5\n") << ids.err;
 }
 
+// Guards against a report that leaves out what an issue needs, or ops without a case in it.
+TEST_F(Program, DoctorReports) {
+    const Outcome report = run("doctor -b cpu --quick");
+    EXPECT_EQ(report.code, 0) << report.out << report.err;
+    for (const char* part : {"- build: tessera " TESSERA_TEST_VERSION ", commit ",
+                             "- machine: ", "- backend CPU: ", "| MUL_MAT_ID | ",
+                             "| GATED_DELTA_NET | ", "- op cases: ", "- result: all is well"})
+        EXPECT_NE(report.out.find(part), std::string::npos) << part << report.out;
+    expect_refusal("doctor -b cpy", 2, "cpu");
+}
+
 TEST_F(Program, ExplainsItself) {
     EXPECT_EQ(run("--version").out, "tessera " TESSERA_TEST_VERSION "\n");
     const Outcome overview = run("help");
     EXPECT_EQ(overview.code, 0);
-    for (const char* name :
-         {"run", "bench", "perplexity", "quantize", "inspect", "tokenize", "synth", "test-ops"}) {
+    for (const char* name : {"run", "bench", "perplexity", "quantize", "inspect", "tokenize",
+                             "synth", "test-ops", "doctor"}) {
         EXPECT_NE(overview.out.find("  " + std::string(name)), std::string::npos);
         const Outcome help = run(std::string(name) + " --help");
         EXPECT_EQ(help.code, 0);

@@ -13,6 +13,8 @@
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/entry.h"
+#include "backends/cuda/linear/fp4_self_test.h"
+#include "backends/cuda/rows/input.h"
 
 namespace tessera::cuda {
 
@@ -70,6 +72,21 @@ CudaOps::CudaOps(const CudaOptions& options)
         throw UserError(ExitCode::kUsage,
                         text("--act fp8 needs a Hopper card (H100, H200) and a build for sm_90a; ",
                              card.name, " takes auto, bf16 or f32 here"));
+    if (options.fp4_products == Fp4Products::kEmulated && (!TESSERA_SM90A || card.major != 9))
+        throw UserError(ExitCode::kUsage,
+                        text("--emulate fp4 needs a Hopper card (H100, H200) and a build for "
+                             "sm_90a; ",
+                             card.name, " runs --act nvfp4 without it"));
+    if (options.fp4_products != Fp4Products::kNative) return;
+    if (!TESSERA_SM120F || card.major != 12) {
+        options_.fp4_products = Fp4Products::kOff;
+        return;
+    }
+    if (options.act_auto) options_.act_prompt = ActFormat::kNvfp4;
+    // The kernel was written without such a card: it is asked before it is trusted.
+    if (self_test().faults.empty()) return;
+    options_.fp4_products = Fp4Products::kOff;
+    options_.act_prompt = options.act_prompt;
 }
 
 CudaOps::~CudaOps() = default;
@@ -83,6 +100,18 @@ std::string CudaOps::description() const {
 std::vector<std::string_view> CudaOps::overrides() const {
     return {"linear_many",          "linear_glu",         "rms_norm_input", "glu_input",
             "gated_rms_norm_input", "qk_norm_rope_store", "delta_net_input"};
+}
+
+SelfTest CudaOps::self_test() {
+    if (options_.fp4_products == Fp4Products::kOff || !self_test_.checked.empty())
+        return self_test_;
+    const bool native = options_.fp4_products == Fp4Products::kNative;
+    self_test_.checked = native ? "FP4 tensor cores" : "the FP4 product, its instruction emulated";
+    if (native) self_test_.faults = check_fp4_instruction(*device_);
+    if (self_test_.faults.empty() && wants_fp4(wants(DType::kNVFP4, 1)))
+        self_test_.faults = check_fp4_product(*this);
+    reset_op_counts();
+    return self_test_;
 }
 
 void CudaOps::set_op_timing(bool on) {

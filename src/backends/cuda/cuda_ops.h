@@ -17,6 +17,13 @@ namespace tessera::cuda {
 
 class Device;  // device.cuh
 
+/// How NVFP4 matrices meet prompt rows in kNvfp4.
+enum class Fp4Products : uint8_t {
+    kOff,       ///< as bf16, which holds their numbers
+    kNative,    ///< by FP4 tensor cores where card and build have them, else as kOff
+    kEmulated,  ///< by the same kernel with that instruction made of others: slow, to check it
+};
+
 struct CudaOptions {
     int32_t device = 0;  ///< as CUDA_VISIBLE_DEVICES numbers them
     /// Formats of the activations of prompt rows and generated rows before a quantized or 16-bit
@@ -24,6 +31,9 @@ struct CudaOptions {
     /// others then take bf16. F32 weights take f32 activations always.
     ActFormat act_prompt = ActFormat::kBF16;
     ActFormat act_generated = ActFormat::kBF16;
+    /// kNative: where card and build have FP4 tensor cores and self_test() finds nothing wrong.
+    Fp4Products fp4_products = Fp4Products::kOff;
+    bool act_auto = false;  ///< prompt rows are kNvfp4 instead where FP4 tensor cores multiply them
     Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;  ///< of kNvfp4 rows
     bool delta_bf16 = false;   ///< Hopper: gated_delta_rule multiplies bf16 instead of f16
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
@@ -33,7 +43,7 @@ struct CudaOptions {
 class CudaOps final : public Ops {
   public:
     /// UserError(kDevice): no driver, no such device, no kernels for it. UserError(kUsage): fp8
-    /// activations on a card that has no kernels for them.
+    /// activations or emulated FP4 products on a card that has no kernels for them.
     explicit CudaOps(const CudaOptions& options);
     ~CudaOps() override;
 
@@ -44,6 +54,7 @@ class CudaOps final : public Ops {
     std::vector<OpCount> op_counts() const override;
     void reset_op_counts() override;
     Ceilings measure_ceilings() override;
+    SelfTest self_test() override;
 
     // ---- cuda_ops.cu: memory ----
     bool on_host() const override { return false; }
@@ -215,12 +226,13 @@ class CudaOps final : public Ops {
     /// Counts that an op whose kernel does not take these operands is composed of others instead.
     void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);
 
-    CudaOptions options_;
+    CudaOptions options_;  ///< fp4_products: kNative only where they run
+    SelfTest self_test_;   ///< once it ran
     std::string name_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<Timing> timing_;
     unsigned long long*
-        clamped_;  ///< device word: operands of the delta rule that were out of range
+        clamped_;  ///< device word: operands of the delta rule that were out of range, or NaN
     /// Made by the first upload; its deleter is known where it is made.
     std::unique_ptr<Upload, void (*)(Upload*)> upload_{nullptr, nullptr};
     std::vector<OpCount> counts_;

@@ -1,3 +1,4 @@
+#include "backends/cuda/linear/fp4_self_test.cuh"
 #include "backends/cuda/linear/gemm_nvfp4_sm120.cuh"
 #include "backends/cuda/rows/scaled_rows.cuh"
 #include "gpu/fp4/fp4_product.h"
@@ -43,7 +44,32 @@ void run(cuda::Device& device,
         cuda::run_gemm_nvfp4_sm120<Mma>(device, product, x);
 }
 
+/// Reads the scales of tokens from the lanes of another selector.
+struct WrongFp4Mma : cuda::EmulatedFp4Mma {
+    template <int ASelector, int BSelector>
+    static __device__ __forceinline__ void run(float* c,
+                                               const uint32_t (&a)[4],
+                                               const uint32_t (&b)[2],
+                                               uint32_t a_scales,
+                                               uint32_t b_scales) {
+        EmulatedFp4Mma::run<ASelector, BSelector ^ 1>(c, a, b, a_scales, b_scales);
+    }
+};
+
 }  // namespace
+
+std::vector<std::string> probe_fp4(Fp4Probed probed) {
+    cuda::Device device(cuda::CudaOptions{});
+    switch (probed) {
+        case Fp4Probed::kNative:
+            return cuda::fp4_probe::check<cuda::NativeFp4Mma>(device);
+        case Fp4Probed::kWrong:
+            return cuda::fp4_probe::check<WrongFp4Mma>(device);
+        case Fp4Probed::kEmulated:
+            break;
+    }
+    return cuda::fp4_probe::check<cuda::EmulatedFp4Mma>(device);
+}
 
 std::vector<float> multiply_fp4(const Fp4Problem& problem,
                                 Fp4Instruction instruction,

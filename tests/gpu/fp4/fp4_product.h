@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/codec.h"
@@ -46,6 +47,11 @@ Fp4Quantized quantize_fp4(const std::vector<float>& x,
                           int64_t rows,
                           int64_t cols,
                           Nvfp4Policy policy);
+
+/// What the probes of the instruction find (linear/fp4_self_test.h), of what stands for it, or of
+/// one that takes its scales from other lanes.
+enum class Fp4Probed : uint8_t { kEmulated, kNative, kWrong };
+std::vector<std::string> probe_fp4(Fp4Probed probed);
 
 /// Whether the card multiplies FP4.
 bool card_multiplies_fp4();

@@ -236,6 +236,20 @@ Fp4Quantized by_codec(const std::vector<float>& x, int64_t cols, Nvfp4Policy pol
     return out;
 }
 
+// Guards against a self-test that takes a right instruction for wrong, or passes a wrong one.
+TEST_F(Fp4Product, ProbesFindAWrongInstruction) {
+    EXPECT_EQ(probe_fp4(Fp4Probed::kEmulated), std::vector<std::string>{});
+    const std::vector<std::string> found = probe_fp4(Fp4Probed::kWrong);
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_NE(found.front().find("sums are wrong; the number in row 0"), std::string::npos)
+        << found.front();
+    const std::vector<std::string> native = probe_fp4(Fp4Probed::kNative);
+    if (card_multiplies_fp4())
+        EXPECT_EQ(native, std::vector<std::string>{});
+    else
+        EXPECT_EQ(native.size(), 1u);
+}
+
 // Guards against codes and scales in another order than the product reads them in, against another
 // rounding than the codec's, and against rows without numbers that look like others.
 TEST_F(Fp4Product, QuantizedRowsAreTheCodecs) {

@@ -51,7 +51,7 @@ void CudaOps::linear_experts(
     const Tensor no_bias;
     ProductCall call{.x = x, .weight = weight, .bias = no_bias, .out = out};
     call.work = &work;
-    if (prompt_pairs > 0 && wants_fp8(weight.wants)) {
+    if (prompt_pairs > 0 && (wants_fp8(weight.wants) || wants_fp4(weight.wants))) {
         multiply_one_expert(*device_, x, weight, prompt_rows, per_pair ? 1 : choices, out);
     } else if (prompt_pairs > 0) {
         call.kind = RowKind::kPrompt;

@@ -17,7 +17,12 @@ struct Fp4Rows {
 /// bytes, scales of the weight aligned to 4 bytes. A weight's scale 0x7f counts as 0. Sums in f32
 /// over instructions of 64 columns, in the order of the columns, whatever the tiles.
 /// Tiles of 256 x 128, 128 x 128, 128 x 64 features by tokens.
+/// `Mma`: the instruction, of cards with FP4 tensor cores, or what stands for it on Hopper
+/// (ptx/fp4_mma.cuh).
 template <class Mma>
 void run_gemm_nvfp4_sm120(Device& device, const Product& product, const Fp4Rows& x);
+
+struct NativeFp4Mma;
+struct EmulatedFp4Mma;
 
 }  // namespace tessera::cuda

@@ -9,8 +9,8 @@
 // permuted (ActView::transposed_pairs), so that a lane needs exactly one word of a unit for its
 // part of two products: one load of four bytes a row. A third warpgroup starts the copies and turns
 // the block scales of a stage to bf16 once for all lanes that need them. Two blocks of a cluster
-// work on the same tokens: each brings one half of them to both, as the second-level cache could
-// not feed all.
+// work on the same tokens: they bring them by turns, 32 at a time, to both, as the second-level
+// cache could not feed all.
 //
 // Gate and up are one product: a warp's rows are eight features of both, so that a lane has gate
 // and up of the same feature and token, and the result leaves as the next product's input.
@@ -22,7 +22,8 @@
 // the rows beside it. Tensor cores cut off what they add, so that long sums are cut into chunks of
 // columns (chunks_of): 7e-6 of the result. Where there are few tiles, chunks go to several
 // clusters and a second kernel joins them; elsewhere a cluster adds chunk after chunk to the result
-// (the second-level cache does it, and nobody waits). Both add in the same order.
+// (the second-level cache does it, and nobody waits). Both add in the same order. A gated product
+// needs finished sums: its clusters put those of the chunks before aside.
 
 #include <cstdint>
 
@@ -287,7 +288,7 @@ __device__ __forceinline__ void multiply_chunk(
     }
 }
 
-/// The first feature of a block, and what a warp takes of it.
+/// The first feature of a block; which of the warps that multiply this is.
 template <bool kGated>
 __device__ __forceinline__ int64_t first_feature(const Item& item) {
     const int block = static_cast<int>(blockIdx.x) % kBlocks;
@@ -299,7 +300,7 @@ __device__ __forceinline__ int own_warp() {
     return warp;
 }
 
-/// What becomes of the sums of a chunk.
+/// What becomes of the sums of a chunk of a product that is not gated.
 __device__ __forceinline__ void finish_chunk(const Operands& p,
                                              const Item& item,
                                              int chunk,
@@ -338,8 +339,8 @@ __device__ __forceinline__ void consume_gated(const Maps& maps,
                                               const Operands& p,
                                               const Memory& memory) {
     Place ring;
-    float4* running = p.running + int64_t{blockIdx.x} *
-                                      static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
+    float4* running =
+        p.sums + int64_t{blockIdx.x} * static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
     int index = static_cast<int>(blockIdx.x) / kBlocks;
     while (index < p.cut.items) {
         // Products take almost all registers and gates the others: the item's number waits in
@@ -411,25 +412,13 @@ __global__ void __launch_bounds__(kThreads) join(const __grid_constant__ Operand
 template <bool kGated>
 Operands operands_of(const Product& product, DType format, const Device& device) {
     Operands p{};
-    p.scales = product.scales;
-    p.outer = product.outer;
-    p.bias = product.bias;
-    p.out = product.out;
-    p.out_stride = product.out_stride;
-    p.n = product.n;
-    p.rows = product.rows;
-    p.units = product.units;
-    p.add = product.add;
-    p.format = format;
-    p.scales_aligned =
-        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % 8 == 0;
+    static_cast<hopper::ProductOperands&>(p) = hopper::product_operands(product, format);
     const int clusters = hopper::clusters_of(device.multiprocessors());
     p.cut = cut_tiles(product.rows, ceil_div(product.n, int64_t{kOwnFeatures<kGated>} * kBlocks),
                       product.k, clusters, /*shares=*/!kGated);
     p.stages = stage_count(p.cut.tile);
     p.stage_bytes = stage_bytes(p.cut.tile);
-    p.running = reinterpret_cast<float4*>(product.sums);
-    p.shared = reinterpret_cast<float4*>(product.sums + running_bytes(p.cut, clusters));
+    p.sums = reinterpret_cast<float4*>(product.sums);
     return p;
 }
 

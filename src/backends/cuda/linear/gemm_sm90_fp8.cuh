@@ -46,17 +46,11 @@ using hopper::kWarpgroups;
 using hopper::kWeightRowBytes;
 using hopper::StageScales;
 
-struct Operands {
-    hopper::Operands base;
-    const float* row_factors;  ///< of the weight: find_row_factors
-    const float* x_factors;    ///< per row of x: the value is code * factor
-    DType format;
-    int32_t chunk;  ///< stages whose sums stay in the tensor cores
-    // Gated alone, which takes a single chunk:
-    const float* up_outer;
-    const float* up_row_factors;
-    Glu glu;
-    bool out_pairs;
+struct Operands : hopper::Operands {
+    const float* row_factors;     ///< of the weight: find_row_factors
+    const float* x_factors;       ///< per row of x: the value is code * factor
+    int32_t chunk;                ///< stages whose sums stay in the tensor cores; gated: all
+    const float* up_row_factors;  ///< gated alone
 };
 
 inline constexpr int kTableEntries = 128;
@@ -294,7 +288,7 @@ __device__ __forceinline__ void store_gated(const Operands& p,
                                             const TileFactors& factors,
                                             float (&sums)[Tokens / 2]) {
     constexpr int kRounds = 2;  ///< of 32 tokens between moves of the sums
-    if (feature >= p.base.n) return;
+    if (feature >= p.n) return;
     int thread = static_cast<int>(threadIdx.x) - 128;
     make_opaque(thread);  // what follows from it is not kept through the products
     // A loop, as the activation is long: the sums move instead of the places that are read.
@@ -303,7 +297,7 @@ __device__ __forceinline__ void store_gated(const Operands& p,
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
             const int place = first + 32 * round;
-            if (token + place >= p.base.rows) return;
+            if (token + place >= p.rows) return;
             float values[8];
             hopper::gate_values(p.glu, factors, place, sums + 16 * round, values);
             hopper::store_gated_round(out, thread, token + place, feature, values);
@@ -324,46 +318,44 @@ __device__ __forceinline__ TileFactors factors_of(const Operands& p,
     for (int half = 0; half < 2; ++half) {
         const bool up = kGated && half == 1;
         const int64_t wanted = feature + lane / 4 + (kGated ? 0 : 8 * half);
-        const int64_t n = wanted < p.base.n ? wanted : p.base.n - 1;
+        const int64_t n = wanted < p.n ? wanted : p.n - 1;
         factors.features[half] =
-            (up ? p.up_outer : p.base.outer)[0] * (up ? p.up_row_factors : p.row_factors)[n];
+            (up ? p.up_outer : p.outer)[0] * (up ? p.up_row_factors : p.row_factors)[n];
     }
     return factors;
 }
 
 template <int Tokens, int Max, bool kGated>
-__device__ __forceinline__ void multiply_item(const Operands& operands,
+__device__ __forceinline__ void multiply_item(const Operands& p,
                                               const hopper::Maps& maps,
                                               Shared<Max>& shared,
                                               Ring<Shared<Max>::kStages>& ring,
                                               int64_t token,
                                               int64_t feature) {
-    const hopper::Operands& p = operands.base;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     const int lane = thread % 32, warp = thread / 32, warpgroup = thread / 128;
     Weights<Max, kGated> weights(warp, lane);
     // Nobody reads the factors of the item before any more.
     named_sync(1 + warpgroup, 128);
     for (int i = thread % 128; i < Tokens; i += 128)
-        shared.x_factors[warpgroup][i] = token + i < p.rows ? operands.x_factors[token + i] : 0.0f;
+        shared.x_factors[warpgroup][i] = token + i < p.rows ? p.x_factors[token + i] : 0.0f;
     named_sync(1 + warpgroup, 128);
     const float* const of_tokens = shared.x_factors[warpgroup];
     if constexpr (kGated) {
         float sums[Tokens / 2] = {};
         multiply<Tokens>(p.steps, shared, ring, weights, sums);
-        const TileFactors factors = factors_of<true>(operands, feature + warp * 8, of_tokens);
-        store_gated<Tokens>(operands, {&maps.out, shared.out[warpgroup], operands.out_pairs},
+        const TileFactors factors = factors_of<true>(p, feature + warp * 8, of_tokens);
+        store_gated<Tokens>(p, {&maps.out, shared.out[warpgroup], p.out_pairs},
                             static_cast<int32_t>(token),
                             static_cast<int32_t>(feature) + warpgroup * 32, factors, sums);
         return;
     }
     feature += warp * 16;
-    for (int first = 0; first < p.steps; first += operands.chunk) {
+    for (int first = 0; first < p.steps; first += p.chunk) {
         float sums[Tokens / 2] = {};
         const int left = p.steps - first;
-        multiply<Tokens>(left < operands.chunk ? left : operands.chunk, shared, ring, weights,
-                         sums);
-        const TileFactors factors = factors_of<false>(operands, feature, of_tokens);
+        multiply<Tokens>(left < p.chunk ? left : p.chunk, shared, ring, weights, sums);
+        const TileFactors factors = factors_of<false>(p, feature, of_tokens);
         const float* bias = first == 0 ? p.bias : nullptr;
         if (p.add || first > 0)
             hopper::store_tile<Tokens, true>(p, token, feature, bias, factors, sums);
@@ -377,7 +369,7 @@ __device__ __forceinline__ void consume(const Operands& p,
                                         const hopper::Maps& maps,
                                         Shared<Max>& shared) {
     Ring<Shared<Max>::kStages> ring;
-    hopper::consume<Max, kGated>(p.base, [&]<int Tokens>(int64_t token, int64_t feature) {
+    hopper::consume<Max, kGated>(p, [&]<int Tokens>(int64_t token, int64_t feature) {
         multiply_item<Tokens, Max, kGated>(p, maps, shared, ring, token, feature);
     });
     if (kGated && threadIdx.x % 128 == 0) store_wait();
@@ -396,9 +388,9 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kBlocks, 1, 1)
         fewer_registers<hopper::kLoaderRegisters>();
         const Form<Shared<Max>> form{shared, p, shared_address(shared.table)};
         if (p.format == DType::kNVFP4)
-            hopper::produce<DType::kNVFP4, kGated>(maps, p.base, shared, form);
+            hopper::produce<DType::kNVFP4, kGated>(maps, p, shared, form);
         else
-            hopper::produce<DType::kMXFP4, kGated>(maps, p.base, shared, form);
+            hopper::produce<DType::kMXFP4, kGated>(maps, p, shared, form);
     } else {
         more_registers<hopper::kProductRegisters>();
         consume<Max, kGated>(p, maps, shared);
@@ -436,17 +428,17 @@ inline int32_t chunk_of(DType format, int64_t columns) {
 
 inline Operands operands_of(const Device& device, const Product& product, DType format, int own) {
     Operands p{};
-    p.base = hopper::operands_of(product, format, own, device.multiprocessors());
+    static_cast<hopper::Operands&>(p) =
+        hopper::operands_of(product, format, own, device.multiprocessors());
     p.row_factors = product.row_factors;
     p.x_factors = product.x_scales;
-    p.format = format;
     p.chunk = chunk_of(format, product.k);
     return p;
 }
 
 template <int Max, bool kGated>
 void launch(Device& device, const hopper::Maps& maps, const Operands& p) {
-    const int clusters = std::min(p.base.items, hopper::clusters_of(device.multiprocessors()));
+    const int clusters = std::min(p.items, hopper::clusters_of(device.multiprocessors()));
     device.launch(kGated ? "gemm_sm90_fp8_glu" : "gemm_sm90_fp8", kernel<Max, kGated>,
                   dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
                   sizeof(Shared<Max>), maps, p);

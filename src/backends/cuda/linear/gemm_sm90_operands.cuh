@@ -21,28 +21,11 @@ inline constexpr int kHalfColumns = 64;  ///< a row of 128 bytes of bf16
 static_assert(kBoxRows == kTileStep, "copies bring whole steps of a tile");
 
 /// What the kernel takes of a Product, and how the tiles are cut.
-struct Operands {
-    const uint8_t* scales;
-    const float* outer;
-    const float* bias;
-    float* out;
-    int64_t out_stride;
-    int64_t n;
-    int64_t rows;
-    int64_t units;
-    bool add;
-    bool scales_aligned;
-    DType format;
-    Cut cut;
+struct Operands : hopper::ProductOperands {
     int32_t stages;  ///< of the ring
     int32_t stage_bytes;
-    float4* running;  ///< sums of whole tiles, a block each: gated alone
-    float4* shared;   ///< sums of items
-    // Gated alone:
-    const uint8_t* up_scales;
-    const float* up_outer;
-    Glu glu;
-    bool out_pairs;  ///< pairs of features stand transposed
+    Cut cut;
+    float4* sums;  ///< that lie aside: of items that are chunks; gated: of blocks
 };
 
 /// Tokens [token, end), in `count` columns of products, against features from `feature`, chunks
@@ -52,13 +35,16 @@ struct Item {
     int32_t first_chunk, end_chunk;
     int32_t place;  ///< among those that share sums with others, or -1
 };
-__device__ __forceinline__ Item item_of(const Operands& p, int index) {
+/// Also on the host, for tests.
+__host__ __device__ __forceinline__ Item item_of(const Operands& p, int index) {
     const Cut& cut = p.cut;
-    // Divisors that nobody prepares for: the ends of items need the registers.
     int chunks = cut.chunks.count, pieces = cut.pieces, token_tiles = cut.token_tiles;
+#ifdef __CUDA_ARCH__
+    // Divisors that nobody prepares for: the ends of items need the registers.
     make_opaque(chunks);
     make_opaque(pieces);
     make_opaque(token_tiles);
+#endif
     Item item{0, 0, cut.tile, 0, 0, chunks, -1};
     int tile = index, piece = 0;
     if (index >= cut.whole) {
@@ -89,7 +75,7 @@ __device__ __forceinline__ Item item_of(const Operands& p, int index) {
     if (item.count < kLeastTile) item.count = kLeastTile;
     return item;
 }
-__device__ __forceinline__ int stages_of(const Operands& p, const Item& item, int chunk) {
+__host__ __device__ __forceinline__ int stages_of(const Operands& p, const Item& item, int chunk) {
     const Chunks& chunks = p.cut.chunks;
     const int end = item.feature < chunks.first ? 1 : chunks.count;
     return chunk + 1 < end ? chunks.each : chunks.stages - chunk * chunks.each;

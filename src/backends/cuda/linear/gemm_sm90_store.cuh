@@ -60,8 +60,8 @@ __device__ __forceinline__ void add_running(float4* block, int count, float (&su
 __device__ __forceinline__ float4* shared_sums(const Operands& p, const Item& item, int chunk) {
     const int block = static_cast<int>(blockIdx.x) % kBlocks;
     const int place = item.place - item.first_chunk + chunk;
-    return p.shared + (int64_t{place} * kBlocks + block) *
-                          static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
+    return p.sums + (int64_t{place} * kBlocks + block) *
+                        static_cast<int64_t>(sum_bytes(p.cut.tile) / sizeof(float4));
 }
 
 /// Where this thread's part of the results of an item goes; the first row of a warp's is `feature`.

@@ -42,10 +42,9 @@ struct Maps {
     CUtensorMap out;  ///< gated alone
 };
 
-/// What the kernel takes of a Product, and how the tiles are cut.
-struct Operands {
+/// What kernels take of a Product.
+struct ProductOperands {
     const uint8_t* scales;
-    const uint8_t* up_scales;  ///< gated alone
     const float* outer;
     const float* bias;
     float* out;
@@ -55,6 +54,16 @@ struct Operands {
     int64_t units;
     bool add;
     bool scales_aligned;
+    DType format;
+    // Gated alone:
+    Glu glu;
+    bool out_pairs;  ///< pairs of features stand transposed
+    const uint8_t* up_scales;
+    const float* up_outer;
+};
+
+/// The same, and how the tiles are cut.
+struct Operands : ProductOperands {
     int32_t steps;
     int32_t tile;         ///< tokens of a tile
     int32_t token_tiles;  ///< of this size
@@ -305,9 +314,13 @@ inline void cut_tiles(Operands& p, int own, int multiprocessors) {
     }
 }
 
-/// `own` features of a block.
-inline Operands operands_of(const Product& product, DType format, int own, int multiprocessors) {
-    Operands p{};
+/// Whether the scales of whole stages of a row are words of StageScales.
+inline bool aligned_scales(const Product& product, DType format, const uint8_t* scales) {
+    const auto bytes = static_cast<uintptr_t>(layout_of(format).group_bytes * kStageUnits);
+    return product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(scales) % bytes == 0;
+}
+inline ProductOperands product_operands(const Product& product, DType format) {
+    ProductOperands p{};
     p.scales = product.scales;
     p.outer = product.outer;
     p.bias = product.bias;
@@ -317,9 +330,23 @@ inline Operands operands_of(const Product& product, DType format, int own, int m
     p.rows = product.rows;
     p.units = product.units;
     p.add = product.add;
-    const auto bytes = static_cast<uintptr_t>(layout_of(format).group_bytes * kStageUnits);
-    p.scales_aligned =
-        product.units % kStageUnits == 0 && reinterpret_cast<uintptr_t>(p.scales) % bytes == 0;
+    p.scales_aligned = aligned_scales(product, format, product.scales);
+    p.format = format;
+    return p;
+}
+/// What a product of gate needs of up.
+inline void add_up(ProductOperands& p, const Product& gate, const GluProduct& with) {
+    p.scales_aligned = p.scales_aligned && aligned_scales(gate, p.format, with.scales);
+    p.up_scales = with.scales;
+    p.up_outer = with.outer;
+    p.glu = with.kind;
+    p.out_pairs = with.pairs;
+}
+
+/// `own` features of a block.
+inline Operands operands_of(const Product& product, DType format, int own, int multiprocessors) {
+    Operands p{};
+    static_cast<ProductOperands&>(p) = product_operands(product, format);
     p.steps = static_cast<int32_t>(ceil_div(product.units, kStageUnits));
     cut_tiles(p, own, multiprocessors);
     return p;

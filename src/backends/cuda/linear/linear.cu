@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cuda/linear/by_format.h"
+#include "backends/cuda/linear/gemm_nvfp4_sm120.h"
 #include "backends/cuda/linear/linear.h"
 #include "backends/cuda/linear/product.cuh"
 #include "ops/checks.h"
@@ -71,6 +72,22 @@ std::string_view why_general(const Device& device,
     return "activations unpaired or unaligned: general tensor-core kernel";
 }
 
+/// Packed rows of NVFP4 against a matrix of NVFP4.
+void run_fp4([[maybe_unused]] Device& device, const Product& p) {
+    [[maybe_unused]] const Fp4Rows x{static_cast<const uint8_t*>(p.x), p.x_block_scales,
+                                     p.x_scales};
+#if TESSERA_SM120F
+    if (device.properties().major == 12) return run_gemm_nvfp4_sm120<NativeFp4Mma>(device, p, x);
+#endif
+#if TESSERA_SM90A
+    if (device.properties().major == 9) {
+        device.note_fallback("fp4 products: emulated");
+        return run_gemm_nvfp4_sm120<EmulatedFp4Mma>(device, p, x);
+    }
+#endif
+    check(false, "no product of fp4 on this card");
+}
+
 }  // namespace
 
 std::string product_label(std::string_view op, DType format, std::string_view kernel) {
@@ -87,7 +104,8 @@ Product product_of(const ProductCall& call) {
     const Weight& weight = call.weight;
     const ActView& view = view_of(prompt ? call.x.prompt : call.x.generated,
                                   prompt ? weight.wants.prompt : weight.wants.generated);
-    check(view.values.rows() == call.rows && view.values.cols() == weight.cols,
+    const bool packed = view.format == ActFormat::kFp4;
+    check(view.values.rows() == call.rows && view.values.cols() * (packed ? 2 : 1) == weight.cols,
           "a product's view of its rows");
     const bool f32 = view.format == ActFormat::kF32;
     Product p{};
@@ -103,6 +121,7 @@ Product product_of(const ProductCall& call) {
     p.x_paired = view.transposed_pairs;
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
     if (!view.row_scales.absent()) p.x_scales = view.row_scales.as<float>();
+    if (packed) p.x_block_scales = view.block_scales.as<uint8_t>();
     if (view.format == ActFormat::kFp8) {
         check(view.transposed_quads && weight.row_factors != nullptr, "a product of e4m3");
         p.row_factors = weight.row_factors;
@@ -172,6 +191,11 @@ void launch_product(Device& device, const ProductCall& call) {
     Product p = product_of(call);
     const DType format = call.weight.format;
     const bool e4m3 = p.row_factors != nullptr;
+    if (p.x_block_scales != nullptr) {
+        check(call.work == nullptr && format == DType::kNVFP4, "products of fp4 are plain ones");
+        device.note_operands(Operands::kFp4);
+        return run_fp4(device, p);
+    }
     const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
     device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
     if (tensor_cores && call.work == nullptr && is_narrow(device, call.weight))
@@ -220,10 +244,12 @@ void CudaOps::linear(Exec& ex,
     const bool narrow = prompt > 0 && is_narrow(*device_, weight);
     const ProductCost cost = product_cost(x.rows, weight);
     const bool e4m3 = prompt > 0 && weight.row_factors != nullptr;
+    const bool fp4 = prompt > 0 && (weight.wants.prompt & bit_of(ActFormat::kFp4)) != 0;
     const Timed timed(*this,
                       product_label("linear", weight.format,
                                     narrow ? "narrow"
                                     : e4m3 ? "fp8"
+                                    : fp4  ? "fp4"
                                            : ""),
                       cost.flops, cost.bytes);
     ProductCall call{.x = x, .weight = weight, .bias = bias, .out = out, .accumulate = accumulate};

@@ -39,7 +39,8 @@ void run_prompt(Device&, const ProductCall&, const Weight&, Glu, const GatedRows
 #endif
 
 /// Whether prompt rows run in one product: shapes and formats alone decide, as the result differs
-/// from that of two products where it is e4m3.
+/// from that of two products where it is e4m3 (rounded to bf16 first), and where columns are cut
+/// into chunks: two products scale each sum before they add it, and also cut the columns of tails.
 bool is_one_product(const Device& device,
                     const GemmInput& x,
                     const Weight& gate,

@@ -29,11 +29,12 @@ struct Product {
 
     const void* x;  ///< row 0 of the view
     int64_t x_stride;
-    bool x_f32;                ///< else bf16
-    bool x_aligned;            ///< every row starts at a multiple of 16 bytes
-    bool x_paired;             ///< ActView::transposed_pairs
-    const float* x_scales;     ///< e4m3 and nvfp4: per row of the view, else null
-    const float* row_factors;  ///< of the weight, where x is e4m3
+    bool x_f32;                     ///< else bf16
+    bool x_aligned;                 ///< every row starts at a multiple of 16 bytes
+    bool x_paired;                  ///< ActView::transposed_pairs
+    const float* x_scales;          ///< e4m3 and nvfp4: per row of the view, else null
+    const uint8_t* x_block_scales;  ///< where x is packed NVFP4 (ActFormat::kFp4), else null
+    const float* row_factors;       ///< of the weight, where x is e4m3
 
     const float* bias;  ///< [n] or null
     float* out;

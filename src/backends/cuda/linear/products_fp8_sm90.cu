@@ -9,7 +9,7 @@ void run_gemm_sm90_fp8(Device& device, const Product& product, DType format) {
     maps.x = hopper::x_map<1>(product);
     maps.weights = hopper::weight_map(product, product.codes, hopper::kOwnFeatures<false>);
     // All tiles give the same bits.
-    if (p.base.tile == 256) return sm90_fp8::launch<256, false>(device, maps, p);
+    if (p.tile == 256) return sm90_fp8::launch<256, false>(device, maps, p);
     return sm90_fp8::launch<128, false>(device, maps, p);
 }
 
@@ -19,13 +19,8 @@ bool gated_sm90_fp8(DType format, int64_t columns) {
 
 void run_glu_sm90_fp8(Device& device, const Product& gate, const GluProduct& with, DType format) {
     auto p = sm90_fp8::operands_of(device, gate, format, hopper::kOwnFeatures<true>);
-    p.base.scales_aligned =
-        p.base.scales_aligned && reinterpret_cast<uintptr_t>(with.scales) % 8 == 0;
-    p.base.up_scales = with.scales;
-    p.up_outer = with.outer;
+    hopper::add_up(p, gate, with);
     p.up_row_factors = with.row_factors;
-    p.glu = with.kind;
-    p.out_pairs = with.pairs;
     hopper::Maps maps{};
     maps.x = hopper::x_map<1>(gate);
     maps.weights = hopper::weight_map(gate, gate.codes, hopper::kOwnFeatures<true>);

@@ -13,11 +13,7 @@ void run_gemm_sm90(Device& device, const Product& product, DType format) {
 
 void run_glu_sm90(Device& device, const Product& gate, const GluProduct& with, DType format) {
     sm90::Operands p = sm90::operands_of<true>(gate, format, device);
-    p.scales_aligned = p.scales_aligned && reinterpret_cast<uintptr_t>(with.scales) % 8 == 0;
-    p.up_scales = with.scales;
-    p.up_outer = with.outer;
-    p.glu = with.kind;
-    p.out_pairs = with.pairs;
+    hopper::add_up(p, gate, with);
     sm90::Maps maps{};
     maps.x = hopper::x_map<2>(gate);
     maps.weights = hopper::weight_map(gate, gate.codes, hopper::kOwnFeatures<true>);

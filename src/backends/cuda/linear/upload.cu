@@ -188,6 +188,10 @@ ActWants CudaOps::wants(DType weight_format, int32_t experts) const {
         const bool fp4 = stored == DType::kNVFP4 || stored == DType::kMXFP4;
         const bool coarse = chosen == ActFormat::kFp8 || chosen == ActFormat::kNvfp4;
         const bool grouped = chosen == ActFormat::kFp8 && experts > 1;
+        // A matrix of NVFP4 has columns by 64, as the product of FP4 takes them.
+        const bool packed = chosen == ActFormat::kNvfp4 && stored == DType::kNVFP4 &&
+                            experts <= 1 && options_.fp4_products != Fp4Products::kOff;
+        if (packed) return bit_of(ActFormat::kFp4);
         return bit_of(coarse && (!fp4 || grouped) ? ActFormat::kBF16 : chosen);
     };
     return {act(options_.act_prompt), act(options_.act_generated), options_.nvfp4};

@@ -15,7 +15,7 @@ struct HalfScratch {
     uint16_t* keys = nullptr;               ///< [chunk][key head][K, Q][2 images]
     uint16_t* squares = nullptr;            ///< [chunk][head][T', P]
     float* gates = nullptr;                 ///< [chunk][head][exp(G_i), exp(G_last - G_i)][64]
-    unsigned long long* clamped = nullptr;  ///< counts operands that were beyond what is finite
+    unsigned long long* clamped = nullptr;  ///< counts operands that are beyond(), NaN among them
     int32_t first = 0;                      ///< chunk of the batch that the window begins with
     int32_t count = 0;                      ///< chunks of the window
 };

@@ -56,7 +56,7 @@ template <bool kBf16>
 __device__ __forceinline__ uint32_t without_nan(uint32_t pair) {
     return as_bits(__hmin2(as_pair<kBf16>(pair), as_pair<kBf16>(kMostHalf<kBf16> * 0x10001u)));
 }
-/// How many of two magnitudes were beyond what a finite operand holds.
+/// How many of two operands have the largest finite magnitude, as larger ones were given, or NaN.
 template <bool kBf16>
 __device__ __forceinline__ uint32_t count_beyond(uint32_t pair) {
     return ((pair & 0x7fffu) >= kMostHalf<kBf16> ? 1 : 0) +

@@ -44,9 +44,10 @@ void check_formats(ActWants wants) {
     constexpr unsigned kKnown = 1u << static_cast<unsigned>(ActFormat::kF32) |
                                 1u << static_cast<unsigned>(ActFormat::kBF16);
     constexpr unsigned kOfPrompts = kKnown | 1u << static_cast<unsigned>(ActFormat::kFp8) |
-                                    1u << static_cast<unsigned>(ActFormat::kNvfp4);
+                                    1u << static_cast<unsigned>(ActFormat::kNvfp4) |
+                                    1u << static_cast<unsigned>(ActFormat::kFp4);
     check((wants.prompt & ~kOfPrompts) == 0 && (wants.generated & ~kKnown) == 0,
-          "matrix inputs: f32, bf16, and e4m3 or nvfp4 for prompt rows");
+          "matrix inputs: f32, bf16, and e4m3, nvfp4 or fp4 for prompt rows");
 }
 
 enum class Rows : uint8_t { kPrompt, kGenerated };
@@ -67,6 +68,13 @@ ActView nvfp4_view(Exec& ex, int64_t rows, int64_t cols) {
     return view;
 }
 
+ActView fp4_view(Exec& ex, int64_t rows, int64_t cols) {
+    return {.format = ActFormat::kFp4,
+            .values = ex.arena.allocate(DType::kI8, {rows, cols / 2}),
+            .block_scales = ex.arena.allocate(DType::kF8_E4M3, {rows, cols / 16}),
+            .row_scales = {}};
+}
+
 ActView e4m3_view(Exec& ex, int64_t rows, int64_t cols) {
     return {.format = ActFormat::kFp8,
             .values = ex.arena.allocate(DType::kF8_E4M3, {rows, cols}),
@@ -76,27 +84,37 @@ ActView e4m3_view(Exec& ex, int64_t rows, int64_t cols) {
             .transposed_quads = cols % 32 == 0};
 }
 
+/// The views that are not f32; that one's place is the first where it is wanted.
+void allocate_rounded(
+    Exec& ex, Rows kind, int64_t rows, int64_t cols, uint8_t wants, ActViews& views) {
+    size_t count = wanted(wants, ActFormat::kF32) ? 1 : 0;
+    if (wanted(wants, ActFormat::kBF16)) views[count++] = rounded_view(ex, kind, rows, cols);
+    const bool packed = wanted(wants, ActFormat::kFp4) && cols % 64 == 0;
+    const bool unpacked =
+        wanted(wants, ActFormat::kNvfp4) || (wanted(wants, ActFormat::kFp4) && !packed);
+    if (unpacked) views[count++] = nvfp4_view(ex, rows, cols);
+    if (packed) {
+        ActView& view = views[count] = fp4_view(ex, rows, cols);
+        view.row_scales =
+            unpacked ? views[count - 1].row_scales : ex.arena.allocate(DType::kF32, {rows});
+        ++count;
+    }
+    if (wanted(wants, ActFormat::kFp8)) views[count++] = e4m3_view(ex, rows, cols);
+}
+
 void allocate_views(
     Exec& ex, Rows kind, int64_t rows, int64_t cols, uint8_t wants, ActViews& views) {
-    size_t count = 0;
     if (wanted(wants, ActFormat::kF32))
-        views[count++] = {ActFormat::kF32, ex.arena.allocate(DType::kF32, {rows, cols}), {}, {}};
-    if (wanted(wants, ActFormat::kBF16)) views[count++] = rounded_view(ex, kind, rows, cols);
-    if (wanted(wants, ActFormat::kNvfp4)) views[count++] = nvfp4_view(ex, rows, cols);
-    if (wanted(wants, ActFormat::kFp8)) views[count++] = e4m3_view(ex, rows, cols);
+        views[0] = {ActFormat::kF32, ex.arena.allocate(DType::kF32, {rows, cols}), {}, {}};
+    allocate_rounded(ex, kind, rows, cols, wants, views);
 }
 
 /// The f32 view of dense rows are the rows themselves, others come from the arena. Returns whether
 /// there is anything to store.
 bool alias_views(Exec& ex, Rows kind, const Tensor& x, uint8_t wants, ActViews& views) {
-    size_t count = 0;
-    if (wanted(wants, ActFormat::kF32)) views[count++] = {ActFormat::kF32, x, {}, {}};
-    const size_t aliased = count;
-    if (wanted(wants, ActFormat::kBF16))
-        views[count++] = rounded_view(ex, kind, x.rows(), x.cols());
-    if (wanted(wants, ActFormat::kNvfp4)) views[count++] = nvfp4_view(ex, x.rows(), x.cols());
-    if (wanted(wants, ActFormat::kFp8)) views[count++] = e4m3_view(ex, x.rows(), x.cols());
-    return count > aliased && x.rows() > 0;
+    if (wanted(wants, ActFormat::kF32)) views[0] = {ActFormat::kF32, x, {}, {}};
+    allocate_rounded(ex, kind, x.rows(), x.cols(), wants, views);
+    return (wants & ~(1u << static_cast<unsigned>(ActFormat::kF32))) != 0 && x.rows() > 0;
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace tessera::cuda {
 
 /// An input of `rows` rows in every format of `wants`, in ex.arena, rows contiguous and not yet
 /// written: f32 before bf16 before others, prompt rows before generated rows. Formats other than
-/// kF32, kBF16 and, for prompt rows, kFp8 or kNvfp4 are bugs. Planning allocates the same.
+/// kF32, kBF16 and, for prompt rows, kFp8, or kNvfp4 and kFp4, are bugs. Planning allocates the
+/// same.
 GemmInput allocate_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants);
 
 inline bool wanted(uint8_t wants, ActFormat format) {
@@ -20,10 +21,13 @@ inline bool wanted(uint8_t wants, ActFormat format) {
 inline bool wants_fp8(ActWants wants) {
     return wanted(wants.prompt, ActFormat::kFp8);
 }
+inline bool wants_fp4(ActWants wants) {
+    return wanted(wants.prompt, ActFormat::kFp4);
+}
 /// Whether rows have scales. Their kernels follow from the wanted formats alone, whatever kinds of
 /// rows there are.
 inline bool wants_row_scales(ActWants wants) {
-    return wants_fp8(wants) || wanted(wants.prompt, ActFormat::kNvfp4);
+    return wants_fp8(wants) || wants_fp4(wants) || wanted(wants.prompt, ActFormat::kNvfp4);
 }
 
 class Device;

@@ -88,6 +88,10 @@ inline InputSink sink_of(const GemmInput& input, int64_t prompt_rows) {
         if (view.format == ActFormat::kFp8) sink.e4m3 = view.values.as<uint8_t>();
         sink.transposed_quads = sink.transposed_quads || view.transposed_quads;
         if (view.format == ActFormat::kNvfp4) sink.nvfp4 = view.values.as<__nv_bfloat16>();
+        if (view.format == ActFormat::kFp4) {
+            sink.fp4 = view.values.as<uint8_t>();
+            sink.fp4_scales = view.block_scales.as<uint8_t>();
+        }
         sink.row_scales = view.row_scales.as<float>();
     }
     return sink;

@@ -173,7 +173,7 @@ struct InputSink {
     float* f32[2] = {nullptr, nullptr};
     __nv_bfloat16* bf16[2] = {nullptr, nullptr};
     bool transposed_pairs = false;  ///< in bf16[0] and nvfp4
-    // Of prompt rows at most one, with row_scales:
+    // Of prompt rows e4m3, or nvfp4 and fp4 (both or one), with row_scales:
     uint8_t* e4m3 = nullptr;
     bool transposed_quads = false;   ///< in e4m3
     __nv_bfloat16* nvfp4 = nullptr;  ///< in the order of bf16[0]

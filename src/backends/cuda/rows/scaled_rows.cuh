@@ -1,6 +1,6 @@
 #pragma once
-// Inputs of products whose rows have a scale (ActFormat::kFp8 and kNvfp4). The scale needs the
-// largest magnitude of the row first: a block takes a row and keeps it in registers between the
+// Inputs of products whose rows have a scale (ActFormat::kFp8, kNvfp4 and kFp4). The scale needs
+// the largest magnitude of the row first: a block takes a row and keeps it in registers between the
 // two, so that operands are read once. Bound by bytes.
 
 #include "backends/cuda/ptx/saturate.cuh"
@@ -129,7 +129,8 @@ struct ScaledRow {
                 numbers = false;
         }
         if (!inside) return;
-        if (sink.fp4 != nullptr) return store_fp4(codes, block_code, numbers, column);
+        if (sink.fp4 != nullptr) store_fp4(codes, block_code, numbers, column);
+        if (sink.nvfp4 == nullptr) return;
         __nv_bfloat16* values = sink.nvfp4 + row * sink.cols;
         if (sink.transposed_pairs)
             store_pairs(scaled, column, sink.cols, sink.cols % 4 == 0, values);
