@@ -41,6 +41,7 @@ _tessera() {
         -ctxcp|--ctx-checkpoints) return ;;
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
+        --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
         --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
@@ -50,7 +51,7 @@ _tessera() {
         -ngl|--gpu-layers|--n-gpu-layers) return ;;
         -co|--color) COMPREPLY=($(compgen -W 'auto on off' -- "$word")); return ;;
         esac
-        flags='--help -m --model -c --ctx-size -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -p --prompt -f --file -sys --system-prompt -sysf --system-prompt-file -n --predict --n-predict -r --reverse-prompt --stop -e --escape --no-escape --ignore-eos -sp --special --display-prompt --no-display-prompt --verbose-prompt -cnv --conversation -no-cnv --no-conversation -st --single-turn --chat-template --chat-template-file --chat-template-kwargs --jinja -s --seed --temp --temperature --top-k --top-p --min-p --repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty --spec-type --spec-draft-n-max --draft-max --spec-draft-p-min --draft-p-min --spec-draft-adaptive --no-spec-draft-adaptive -ctxcp --ctx-checkpoints -t --threads --act --emulate --delta-bf16 --no-delta-bf16 --backend -dev --device --isa -fa --flash-attn -lm --load-mode -ngl --gpu-layers --n-gpu-layers --poison --no-poison --synchronous --no-synchronous -co --color --perf --no-perf -v --verbose'
+        flags='--help -m --model -c --ctx-size -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -p --prompt -f --file -sys --system-prompt -sysf --system-prompt-file -n --predict --n-predict -r --reverse-prompt --stop -e --escape --no-escape --ignore-eos -sp --special --display-prompt --no-display-prompt --verbose-prompt -cnv --conversation -no-cnv --no-conversation -st --single-turn --chat-template --chat-template-file --chat-template-kwargs --jinja -s --seed --temp --temperature --top-k --top-p --min-p --repeat-last-n --repeat-penalty --presence-penalty --frequency-penalty --spec-type --spec-draft-n-max --draft-max --spec-draft-p-min --draft-p-min --spec-draft-adaptive --no-spec-draft-adaptive -ctxcp --ctx-checkpoints -t --threads --act --act-policy --emulate --delta-bf16 --no-delta-bf16 --backend -dev --device --isa -fa --flash-attn -lm --load-mode -ngl --gpu-layers --n-gpu-layers --poison --no-poison --synchronous --no-synchronous -co --color --perf --no-perf -v --verbose'
         words='' ;;
     bench)
         case "$prev" in
@@ -70,13 +71,14 @@ _tessera() {
         -lm|--load-mode) COMPREPLY=($(compgen -W 'auto none mmap' -- "$word")); return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
+        --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
         -ngl|--n-gpu-layers) return ;;
         -o|--output) COMPREPLY=($(compgen -W 'md csv json jsonl' -- "$word")); return ;;
         -oe|--output-err) COMPREPLY=($(compgen -W 'md csv json jsonl none' -- "$word")); return ;;
         esac
-        flags='--help -m --model --synth -p --n-prompt -n --n-gen -pg -d --n-depth -r --repetitions --delay --warmup --no-warmup -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -t --threads -fa --flash-attn -lm --load-mode --act --emulate --delta-bf16 --no-delta-bf16 --backend --isa -ngl --n-gpu-layers -o --output -oe --output-err --ops --progress -v --verbose'
+        flags='--help -m --model --synth -p --n-prompt -n --n-gen -pg -d --n-depth -r --repetitions --delay --warmup --no-warmup -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -t --threads -fa --flash-attn -lm --load-mode --act --emulate --act-policy --delta-bf16 --no-delta-bf16 --backend --isa -ngl --n-gpu-layers -o --output -oe --output-err --ops --progress -v --verbose'
         words='' ;;
     perplexity)
         case "$prev" in
@@ -91,6 +93,7 @@ _tessera() {
         --ppl-output-type) return ;;
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
+        --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
         --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
@@ -99,7 +102,7 @@ _tessera() {
         -lm|--load-mode) COMPREPLY=($(compgen -W 'auto none mmap' -- "$word")); return ;;
         -ngl|--gpu-layers|--n-gpu-layers) return ;;
         esac
-        flags='--help -m --model -c --ctx-size -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -f --file -p --prompt --chunks --ppl-stride --ppl-output-type --save-all-logits --kl-divergence-base --kl-divergence --progress --no-progress -v --verbose -t --threads --act --emulate --delta-bf16 --no-delta-bf16 --backend -dev --device --isa -fa --flash-attn -lm --load-mode -ngl --gpu-layers --n-gpu-layers --poison --no-poison --synchronous --no-synchronous'
+        flags='--help -m --model -c --ctx-size -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -f --file -p --prompt --chunks --ppl-stride --ppl-output-type --save-all-logits --kl-divergence-base --kl-divergence --progress --no-progress -v --verbose -t --threads --act --act-policy --emulate --delta-bf16 --no-delta-bf16 --backend -dev --device --isa -fa --flash-attn -lm --load-mode -ngl --gpu-layers --n-gpu-layers --poison --no-poison --synchronous --no-synchronous'
         words='' ;;
     quantize)
         case "$prev" in
@@ -128,6 +131,7 @@ _tessera() {
         -ctv|--cache-type-v) COMPREPLY=($(compgen -W 'f16 f32 bf16 q8_0 fp8' -- "$word")); return ;;
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
+        --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
         --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
@@ -136,7 +140,7 @@ _tessera() {
         -lm|--load-mode) COMPREPLY=($(compgen -W 'auto none mmap' -- "$word")); return ;;
         -ngl|--gpu-layers|--n-gpu-layers) return ;;
         esac
-        flags='--help --json --tensors --no-tensors --ops -m --model -c --ctx-size -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -t --threads --act --emulate --delta-bf16 --no-delta-bf16 --backend -dev --device --isa -fa --flash-attn -lm --load-mode -ngl --gpu-layers --n-gpu-layers --poison --no-poison --synchronous --no-synchronous'
+        flags='--help --json --tensors --no-tensors --ops -m --model -c --ctx-size -b --batch-size -ub --ubatch-size -ctk --cache-type-k -ctv --cache-type-v -t --threads --act --act-policy --emulate --delta-bf16 --no-delta-bf16 --backend -dev --device --isa -fa --flash-attn -lm --load-mode -ngl --gpu-layers --n-gpu-layers --poison --no-poison --synchronous --no-synchronous'
         words='' ;;
     tokenize)
         case "$prev" in
@@ -159,19 +163,21 @@ _tessera() {
         -b|--backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
+        --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
         --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
         --output) COMPREPLY=($(compgen -W 'console csv jsonl' -- "$word")); return ;;
         esac
-        flags='--help -o --op -p --params -b --backend -t --threads --act --emulate --delta-bf16 --no-delta-bf16 --isa --poison --no-poison --synchronous --no-synchronous --output'
+        flags='--help -o --op -p --params -b --backend -t --threads --act --act-policy --emulate --delta-bf16 --no-delta-bf16 --isa --poison --no-poison --synchronous --no-synchronous --output'
         words='test perf support' ;;
     doctor)
         case "$prev" in
         -b|--backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
+        --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
         -t|--threads) return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
         esac
-        flags='--help -b --backend --quick -t --threads --isa'
+        flags='--help -b --backend --quick --emulate -t --threads --isa'
         words='' ;;
     help) words='run bench perplexity quantize convert inspect tokenize synth test-ops doctor help' flags='--man --markdown' ;;
     --completion) words='bash zsh fish' ;;

@@ -39,12 +39,13 @@ enum class ActFormat : uint8_t {
 /// this, or 1 for a row of zeros. Values divided by it, both rounded to f32, then take blocks of 16
 /// (a last one that K does not fill is padded with zeros) as `quantize_row` encodes them: block
 /// scale e4m3(m / 6) for a block with largest magnitude m, by kFourSix the better of that and
-/// e4m3(m / 4) (least squared error, m / 6 among equals), by kSearch of those two and the two
-/// neighbours of the first on both sides; then e2m1, nearest even. 6 * 448 puts the largest block
-/// scale at the end of e4m3. Where m / 4, half as large again, is tried, too, the row's scale
-/// leaves it the room: 6 * 256, since 256 * 1.5 = 384 <= 448; a weight's scale is 6 * 448 whatever
-/// its policy, as files have it, and blocks over 2 / 3 of its largest value then have m / 6 alone.
-/// Source: "Four Over Six" (arXiv 2512.02010), its rows' scale included.
+/// e4m3(m / 4), by kSearch the best of the code of the first, c, then c - 1, c + 1, c - 2, c + 2,
+/// then e4m3(m / 4): least squared error, the first among equals; then e2m1, nearest even. 6 * 448
+/// puts the largest block scale at the end of e4m3. Where m / 4, half as large again, is tried,
+/// too, the row's scale leaves it the room: 6 * 256, since 256 * 1.5 = 384 <= 448. A weight's scale
+/// is 6 * 448 whatever its policy, as files have it; m / 4 of its largest blocks becomes 448.
+/// Source: "Four Over Six" (arXiv 2512.02010), its scale of the whole included; the neighbours:
+/// `ggml:src/ggml-cuda/quantize.cu`.
 constexpr float nvfp4_row_span(Nvfp4Policy policy) {
     return policy == Nvfp4Policy::kAmax6 ? 6.0f * 448.0f : 6.0f * 256.0f;
 }

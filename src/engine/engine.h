@@ -27,7 +27,7 @@ enum class ActPolicy : uint8_t { kAuto, kF32, kBF16, kInt8, kNvfp4, kFp8 };
 
 /// Of --act nvfp4 unless --act-policy says otherwise: docs/measurements.md, "Activations side by
 /// side".
-inline constexpr Nvfp4Policy kActNvfp4 = Nvfp4Policy::kAmax6;
+inline constexpr Nvfp4Policy kActNvfp4 = Nvfp4Policy::kSearch;
 
 inline constexpr int32_t kAllLayers = INT32_MAX;
 
