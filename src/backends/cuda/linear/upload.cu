@@ -192,7 +192,9 @@ ActWants CudaOps::wants(DType weight_format, int32_t experts) const {
         const bool packed = chosen == ActFormat::kNvfp4 && stored == DType::kNVFP4 &&
                             experts <= 1 && options_.fp4_products != Fp4Products::kOff;
         if (packed) return bit_of(ActFormat::kFp4);
-        return bit_of(coarse && (!fp4 || grouped) ? ActFormat::kBF16 : chosen);
+        // Nobody asked for coarse rows where they are not faster.
+        const bool unasked = options_.act_auto;
+        return bit_of(coarse && (!fp4 || grouped || unasked) ? ActFormat::kBF16 : chosen);
     };
     return {act(options_.act_prompt), act(options_.act_generated), options_.nvfp4};
 }
