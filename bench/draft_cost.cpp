@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -109,5 +110,10 @@ int run(int count, char** words) {
 }  // namespace tessera
 
 int main(int count, char** words) {
-    return tessera::run(count, words);
+    try {
+        return tessera::run(count, words);
+    } catch (const tessera::UserError& error) {
+        fmt::print(stderr, "draft_cost: {}\n", error.what());
+        return static_cast<int>(error.code());
+    }
 }

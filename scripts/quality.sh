@@ -3,7 +3,7 @@
 # bf16, fp8, nvfp4, perplexity and KL divergence (mean, 99.9%) from them.
 #   scripts/quality.sh MODEL TEXT [--chunks N] [-b BACKEND] [--acts "bf16 fp8 nvfp4"] [--tessera PROGRAM] [-- FLAGS...]
 # FLAGS go to `tessera perplexity` (such as -c 2048 -t 8). What the backend refuses is a row with its reason. Ends with
-# KL(fp8) / KL(nvfp4), which is to stay under 0.25. (--act auto is bf16 all the same.) Exit code 1 when a run failed otherwise.
+# KL(fp8) / KL(nvfp4), which is to stay under 0.25. (--act auto is bf16 all the same, but on Blackwell.) Exit code 1 when a run failed otherwise.
 # The logits of f32 are kept meanwhile in $TMPDIR, two bytes a token and word of the vocabulary.
 set -euo pipefail
 

@@ -95,7 +95,8 @@ def cut(kernel: Kernel, card: Card, features: int, steps: int, tokens: int) -> t
     chunks = math.ceil(steps / kernel.chunk_steps)
     best = (math.inf, 0, 0.0)
     tail = rows % TAIL_BLOCKS
-    has_tail = kernel.tails and chunks == 1 and rows > TAIL_BLOCKS and 0 < tail * TAIL_CHUNKS <= TAIL_BLOCKS
+    has_tail = (kernel.tails and chunks == 1 and rows > TAIL_BLOCKS and steps >= 4 * TAIL_CHUNKS
+                and 0 < tail * TAIL_CHUNKS <= TAIL_BLOCKS)
     for tile in kernel.loops:
         tiles = rows * math.ceil(tokens / tile)
         if has_tail:

@@ -82,10 +82,13 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
     if (options.note) {
         const SelfTest test = ops->self_test();
         if (!test.faults.empty())
-            options.note(
-                fmt::format("CUDA{}: {} failed its self-test, so that prompts take bf16 "
-                            "rows; please report what `tessera doctor` prints ({})",
-                            device, test.checked, test.faults.front()));
+            options.note(fmt::format(
+                "CUDA{}: {} failed the self-test, {}; please report what `tessera doctor` "
+                "prints ({})",
+                device, test.checked,
+                options.emulate_fp4 ? "so that results are not to be trusted"
+                                    : "so that products of 16-bit rows take its place",
+                test.faults.front()));
     }
     return ops;
 }

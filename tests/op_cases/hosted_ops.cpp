@@ -27,7 +27,7 @@ HostedOps::Seconds HostedOps::take_seconds() {
     Seconds seconds;
     for (const OpCount& count : inner_->op_counts()) {
         seconds.all += count.seconds;
-        if (count.name.starts_with("prepare")) seconds.prepare += count.seconds;
+        if (count.name == "prepare") seconds.prepare += count.seconds;
     }
     inner_->reset_op_counts();
     return seconds;

@@ -241,7 +241,8 @@ TEST_F(Fp4Product, ProbesFindAWrongInstruction) {
     EXPECT_EQ(probe_fp4(Fp4Probed::kEmulated), std::vector<std::string>{});
     const std::vector<std::string> found = probe_fp4(Fp4Probed::kWrong);
     ASSERT_EQ(found.size(), 1u);
-    EXPECT_NE(found.front().find("sums are wrong; the number in row 0"), std::string::npos)
+    // Whichever warp comes first.
+    EXPECT_NE(found.front().find("sums are wrong; the number in row "), std::string::npos)
         << found.front();
     const std::vector<std::string> native = probe_fp4(Fp4Probed::kNative);
     if (card_multiplies_fp4())
