@@ -95,6 +95,7 @@ constexpr Isa kBuilt[] = {Isa::kScalar};
 #endif
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPage = 4096;
 
 }  // namespace
 
@@ -186,17 +187,25 @@ std::byte* CpuOps::map(size_t bytes, bool huge_pages) {
     return base;
 }
 
+/// Gives back what lies behind the last block of a chunk: a huge page is there as a whole.
+void CpuOps::trim(const Chunk& chunk) {
+    const size_t skip = chunk.left % kPage, rest = chunk.left % kHugePage;
+    if (rest > skip) madvise(chunk.next + skip, rest - skip, MADV_DONTNEED);
+}
+
 std::byte* CpuOps::carve(Chunk& chunk, size_t bytes, bool huge_pages) {
-    constexpr size_t kAlignment = 64, kPage = 4096;
+    constexpr size_t kAlignment = 64;
     constexpr size_t kChunk = 8 * kHugePage;
     if (bytes >= kHugePage) return map(bytes, true);
     const size_t rounded = (bytes / kAlignment + 1) * kAlignment;
     // Copies ahead of loads end with a page of memory: key/value pages should be cut by few.
-    const size_t skip = bytes >= kPage ? chunk.left % kPage : 0;
-    if (chunk.left < skip + rounded)
+    const size_t skip = !huge_pages && bytes >= kPage ? chunk.left % kPage : 0;
+    if (chunk.left < skip + rounded) {
+        trim(chunk);
         chunk = {map(kChunk, huge_pages), kChunk};
-    else
+    } else {
         chunk = {chunk.next + skip, chunk.left - skip};
+    }
     std::byte* base = chunk.next;
     chunk.next += rounded;
     chunk.left -= rounded;

@@ -210,6 +210,7 @@ class CpuOps final : public Ops {
         size_t left = 0;
     };
     std::byte* map(size_t bytes, bool huge_pages);
+    static void trim(const Chunk& chunk);
     std::byte* carve(Chunk& chunk, size_t bytes, bool huge_pages);
     std::byte* allocate_weight(size_t bytes);
     /// Counts that an op whose kernel does not take these operands is composed of others instead.
