@@ -63,7 +63,7 @@ bool print_cases(op_cases::Runner& runner, const std::vector<OpCase>& cases) {
     ProgressBar progress(ProgressUnit::kCount);
     std::map<std::string_view, Tally> tallies;
     std::vector<std::string> failed;
-    int64_t done = 0;
+    int64_t done = 0, passed = 0;
     for (const OpCase& op_case : cases) {
         progress.update("op cases", done++, std::ssize(cases));
         op_cases::Verdict verdict;
@@ -78,6 +78,7 @@ bool print_cases(op_cases::Runner& runner, const std::vector<OpCase>& cases) {
         ++tally.cases;
         if (verdict.ok) {
             ++tally.passed;
+            ++passed;
             tally.worst = std::max(tally.worst, verdict.nmse);
         } else {
             failed.push_back(op_cases::case_name(op_case) + ": " + verdict.fault);
@@ -92,8 +93,6 @@ bool print_cases(op_cases::Runner& runner, const std::vector<OpCase>& cases) {
         fmt::print("| {} | {} | {} | {:.1e} |\n", name, tally.cases,
                    tally.passed == tally.cases ? "all" : std::to_string(tally.passed), tally.worst);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    size_t passed = 0;
-    for (const auto& [name, tally] : tallies) passed += tally.passed;
     fmt::print("\n- op cases: {} of {} passed, {}\n", passed, cases.size(), duration_text(seconds));
     for (size_t i = 0; i < std::min(failed.size(), kShown); ++i) fmt::print("  - {}\n", failed[i]);
     if (failed.size() > kShown) fmt::print("  - and {} more\n", failed.size() - kShown);

@@ -67,7 +67,7 @@ int dispatch(std::span<const std::string> arguments) {
     const std::span<const std::string> rest = arguments.subspan(1);
     if (name == "help" || name == "--help" || name == "-h") return show_help(commands, rest);
     if (name == "--version" || name == "version") {
-        print(fmt::format("tessera {}\n", std::string(version())));
+        print(fmt::format("tessera {}\n", version()));
         return 0;
     }
     if (name == "--completion") {

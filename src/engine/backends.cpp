@@ -107,14 +107,6 @@ std::unique_ptr<Ops> try_cuda(const BackendOptions& options) {
     }
 }
 
-}  // namespace
-
-int64_t bytes_beside(const Ops& ops, std::span<const int64_t> blocks) {
-    return ops.on_host() ? 0 : cuda::bytes_beside(blocks);
-}
-
-namespace {
-
 /// The options with what --emulate fp4 implies.
 BackendOptions emulating(BackendOptions options) {
     if (options.act == ActPolicy::kAuto) options.act = ActPolicy::kNvfp4;
@@ -130,6 +122,10 @@ BackendOptions emulating(BackendOptions options) {
 }
 
 }  // namespace
+
+int64_t bytes_beside(const Ops& ops, std::span<const int64_t> blocks) {
+    return ops.on_host() ? 0 : cuda::bytes_beside(blocks);
+}
 
 std::unique_ptr<Ops> make_ops(const BackendOptions& given) {
     const BackendOptions options = given.emulate_fp4 ? emulating(given) : given;

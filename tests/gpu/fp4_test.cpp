@@ -4,13 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <string>
 #include <vector>
 
-#include "gpu/gpu.h"
-#include "op_cases/case_run.h"
-#include "op_cases/hosted_ops.h"
+#include "gpu/prompt_formats.h"
 
 namespace tessera {
 namespace {
@@ -23,15 +20,7 @@ BackendOptions fp4_backend() {
 
 /// Why this card emulates no FP4 products, or "".
 const std::string& refusal() {
-    static const std::string reason = [] {
-        try {
-            make_ops(fp4_backend());
-        } catch (const UserError& error) {
-            if (error.code() != ExitCode::kUsage) throw;
-            return std::string(error.what());
-        }
-        return std::string();
-    }();
+    static const std::string reason = refusal_of(fp4_backend());
     return reason;
 }
 
@@ -39,12 +28,7 @@ class EmulatedFp4 : public CardTest {};
 
 // Guards against a card that computes in another way than it was asked for.
 TEST_F(EmulatedFp4, IsForHopperAlone) {
-    const std::string about = make_ops({.name = kCard, .isa = {}})->description();
-    const bool hopper = about.find("sm_90") != std::string::npos;
-    EXPECT_EQ(refusal().empty(), hopper) << about << ": " << refusal();
-    if (hopper) return;
-    EXPECT_NE(refusal().find("Hopper"), std::string::npos) << refusal();
-    EXPECT_EQ(refusal().find('\n'), std::string::npos) << refusal();
+    expect_for_hopper_alone(refusal());
 }
 
 std::vector<float> all_logits(const std::vector<std::byte>& bytes,
@@ -109,25 +93,9 @@ TEST_F(EmulatedFp4, LogitsAreThoseOfTheSameNumbers) {
 // beside, and against prompts that quietly take another kernel.
 TEST_F(EmulatedFp4, AnswersAreTheSameForAnyUbatch) {
     if (!refusal().empty()) return;
-    for (const char* architecture : {"llama", "qwen35", "qwen35moe"}) {
-        const std::vector<std::byte>& bytes = model_of(architecture, DType::kNVFP4);
-        EngineOptions options = card_options();
-        options.backend = fp4_backend();
-        options.ubatch = 512;
-        const std::vector<int32_t> prompt = some_tokens(300, 3);
-        const auto whole = card_engine(options, bytes);
-        const Answer expected = answer_alone(*whole, prompt, 20);
-        const std::vector<OpCount> counts = whole->ops().op_counts();
-        EXPECT_TRUE(std::ranges::any_of(counts, [](const OpCount& count) {
-            return count.name == "linear[nvfp4,fp4]" && count.operands == Operands::kFp4 &&
-                   count.calls > 0;
-        })) << architecture;
-        for (const int32_t ubatch : {64, 192}) {
-            options.ubatch = ubatch;
-            EXPECT_EQ(answer_alone(*card_engine(options, bytes), prompt, 20), expected)
-                << architecture << " " << ubatch;
-        }
-    }
+    expect_same_answers_for_any_ubatch(fp4_backend(), [](const OpCount& count) {
+        return count.name == "linear[nvfp4,fp4]" && count.operands == Operands::kFp4;
+    });
 }
 
 // Guards against a self-test that objects to a right product, or that asks nothing.
@@ -143,52 +111,24 @@ TEST_F(EmulatedFp4, PassesTheSelfTest) {
 // the same, that differ from those made alone.
 TEST_F(EmulatedFp4, WhatIsNoNumberStaysInItsRow) {
     if (!refusal().empty()) return;
-    constexpr int64_t kRows = 70, kCols = 192, kOut = 136;
-    constexpr std::array<int64_t, 2> kBad{5, 66};
     op_cases::HostedOps ops(make_ops(fp4_backend()), false);
     op_cases::WeightBank bank;
     op_cases::Subject subject(ops, bank);
-    const Weight& packed = subject.weight(DType::kNVFP4, kOut, kCols, 0.37f, 0);
-    const Weight& unpacked = subject.weight(DType::kMXFP4, kOut, kCols, 0.37f, 0);
+    SpoiltRows rows;
+    const Weight& packed = subject.weight(DType::kNVFP4, rows.kOut, rows.kCols, 0.37f, 0);
+    const Weight& unpacked = subject.weight(DType::kMXFP4, rows.kOut, rows.kCols, 0.37f, 0);
     EXPECT_NE(packed.wants, unpacked.wants);
-    op_cases::Random random(11);
-    std::vector<float> x(kRows * kCols);
-    for (float& value : x) value = random.uniform(-1.0f, 1.0f);
-    const auto product = [&](const Weight& weight, ActWants wants) {
-        std::vector<std::byte> memory(size_t{1} << 20);
-        Arena arena(memory.data(), memory.size());
-        Exec ex{arena, static_cast<int32_t>(kRows)};
-        std::vector<float> out(kRows * kOut);
-        const GemmInput input =
-            ops.prepare(ex, make_tensor(x.data(), DType::kF32, {kRows, kCols}), wants);
-        ops.linear(ex, input, weight, Tensor{}, make_tensor(out.data(), DType::kF32, {kRows, kOut}),
-                   Accumulate::kNo);
-        return out;
-    };
     const ActWants both = packed.wants | unpacked.wants;
     const std::array weights{&packed, &unpacked};
     std::array<std::vector<float>, 2> clean;
     for (size_t w = 0; w < weights.size(); ++w) {
-        clean[w] = product(*weights[w], weights[w]->wants);
-        EXPECT_EQ(product(*weights[w], both), clean[w]) << w;
+        clean[w] = rows.product(ops, *weights[w], weights[w]->wants);
+        EXPECT_EQ(rows.product(ops, *weights[w], both), clean[w]) << w;
     }
-    x[kBad[0] * kCols + 7] = NAN;
-    x[kBad[1] * kCols + 190] = -INFINITY;
-    for (size_t w = 0; w < weights.size(); ++w) {
-        for (const ActWants wants : {weights[w]->wants, both}) {
-            const std::vector<float> spoilt = product(*weights[w], wants);
-            for (int64_t row = 0; row < kRows; ++row) {
-                const bool bad = std::ranges::find(kBad, row) != kBad.end();
-                for (int64_t n = 0; n < kOut; ++n) {
-                    const auto i = static_cast<size_t>(row * kOut + n);
-                    if (bad)
-                        EXPECT_TRUE(std::isnan(spoilt[i])) << "row " << row << ": " << spoilt[i];
-                    else
-                        EXPECT_EQ(spoilt[i], clean[w][i]) << "row " << row;
-                }
-            }
-        }
-    }
+    rows.spoil();
+    for (size_t w = 0; w < weights.size(); ++w)
+        for (const ActWants wants : {weights[w]->wants, both})
+            rows.expect_alone(rows.product(ops, *weights[w], wants), clean[w]);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "backends/cuda/linear/gemm_nvfp4_sm120.h"
 #include "backends/cuda/linear/linear.h"
 #include "backends/cuda/linear/product.cuh"
+#include "backends/cuda/rows/input.h"
 #include "ops/checks.h"
 
 namespace tessera::cuda {
@@ -244,7 +245,7 @@ void CudaOps::linear(Exec& ex,
     const bool narrow = prompt > 0 && is_narrow(*device_, weight);
     const ProductCost cost = product_cost(x.rows, weight);
     const bool e4m3 = prompt > 0 && weight.row_factors != nullptr;
-    const bool fp4 = prompt > 0 && (weight.wants.prompt & bit_of(ActFormat::kFp4)) != 0;
+    const bool fp4 = prompt > 0 && wants_fp4(weight.wants);
     const Timed timed(*this,
                       product_label("linear", weight.format,
                                     narrow ? "narrow"
