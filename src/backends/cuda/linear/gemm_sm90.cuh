@@ -131,10 +131,10 @@ __device__ __forceinline__ void produce(const Maps& maps, const Operands& p, con
             if (thread == 0) {
                 barrier_arrive_expect(full, bytes);
                 unsigned char* weights = memory.weights(ring.slot);
-                copy_box(weights, &maps.weights, step * kWeightRowBytes, feature, full);
+                copy_box_once(weights, &maps.weights, step * kWeightRowBytes, feature, full);
                 if constexpr (kGated)
-                    copy_box(weights + kOwn * kWeightRowBytes, &maps.up, step * kWeightRowBytes,
-                             feature, full);
+                    copy_box_once(weights + kOwn * kWeightRowBytes, &maps.up,
+                                  step * kWeightRowBytes, feature, full);
                 for (int half = 0; half < 2; ++half) {
                     const int column = step * kStageColumns + half * kHalfColumns;
                     unsigned char* target =

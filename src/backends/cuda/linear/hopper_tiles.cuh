@@ -162,10 +162,10 @@ __device__ __forceinline__ void produce(const Maps& maps,
             if (thread == 0) {
                 barrier_arrive_expect(full, bytes);
                 uint8_t* const weights = shared.weights[stage];
-                copy_box(weights, &maps.weights, step * kWeightRowBytes, feature, full);
+                copy_box_once(weights, &maps.weights, step * kWeightRowBytes, feature, full);
                 if constexpr (kGated)
-                    copy_box(weights + kOwn * kWeightRowBytes, &maps.up, step * kWeightRowBytes,
-                             feature, full);
+                    copy_box_once(weights + kOwn * kWeightRowBytes, &maps.up,
+                                  step * kWeightRowBytes, feature, full);
                 for (int i = 0; i < kParts; ++i) {
                     const int column = (step * kParts + i) * (kStageColumns / kParts);
                     uint8_t* target = shared.x[stage] + i * item.count * kRowBytes;

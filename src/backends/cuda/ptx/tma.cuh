@@ -22,6 +22,19 @@ __device__ __forceinline__ void copy_box(
         : "memory");
 }
 
+/// The same of what is soon read for the last time: it is the first to leave the second-level
+/// cache.
+__device__ __forceinline__ void copy_box_once(
+    void* target, const CUtensorMap* map, int32_t x, int32_t y, Barrier* barrier) {
+    asm volatile(
+        "{\n\t.reg .b64 policy;\n\t"
+        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
+        "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], policy;\n\t}" ::"r"(shared_address(target)),
+        "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
+        : "memory");
+}
+
 /// The same of a tensor with four axes, the innermost first.
 __device__ __forceinline__ void copy_box(void* target,
                                          const CUtensorMap* map,

@@ -7,13 +7,36 @@
 namespace tessera::cuda {
 namespace {
 
+/// Whether rows of `heads` side by side lie a stride apart.
+bool evenly(const rows::RowMap<const float>& map, uint32_t heads) {
+    const uint32_t inner = map.extent[0].divisor;
+    return (inner == 1 && map.extent[1].divisor == 1) || inner == heads;
+}
+bool evenly(const rows::ScaledNorm&) {
+    return true;
+}
+bool evenly(const rows::ScaledGatedNorm& work) {
+    return evenly(work.x, work.heads) && evenly(work.z, work.heads);
+}
+bool evenly(const rows::ScaledGlu& work) {
+    return evenly(work.gate, work.heads) && evenly(work.up, work.heads);
+}
+
 template <class Work>
 void launch_scaled(Device& device, std::string_view name, const Work& work, int64_t rows) {
+    // Both kernels have the same columns in a thread, so that both give the same bits.
     const int64_t fours = ceil_div(work.sink.cols, 4);
-    const int64_t threads = ceil_div(fours, 32 * rows::kScaledHeld) * 32;
-    device.launch(name, rows::scaled_rows_kernel<Work>, dim3(static_cast<uint32_t>(rows)),
-                  dim3(static_cast<uint32_t>(std::min<int64_t>(threads, rows::kScaledMaxThreads))),
-                  0, work);
+    const int64_t warps = ceil_div(fours, 32 * Work::kHeld);
+    const bool fits = 32 * warps <= Work::kWholeThreads;
+    const int64_t threads = fits ? 32 * warps
+                                 : std::min<int64_t>(ceil_div(fours, 32 * rows::kScaledHeld) * 32,
+                                                     rows::kScaledMaxThreads);
+    const auto grid = dim3(static_cast<uint32_t>(rows));
+    const auto block = dim3(static_cast<uint32_t>(threads));
+    if (fits && 32 * warps * Work::kHeld == fours && work.vector && work.sink.transposed_quads &&
+        evenly(work))
+        return device.launch(name, rows::whole_rows_kernel<Work>, grid, block, 0, work);
+    device.launch(name, rows::scaled_rows_kernel<Work>, grid, block, 0, work);
 }
 
 const float* values_of(const Tensor& gain) {
@@ -29,14 +52,21 @@ void store_scaled(Device& device, const Tensor& x, const GemmInput& input, Scale
     // What stands there already.
     if (how.f32_is_x) work.sink.f32[0] = work.sink.f32[1] = nullptr;
     work.vector = rows::aligned(x);
-    launch_scaled(device, "prepare_scaled", work, x.rows());
+    const int64_t fours = ceil_div(work.sink.cols, 4);
+    const int64_t threads =
+        std::min<int64_t>(ceil_div(fours, 32 * rows::kScaledHeld) * 32, rows::kScaledMaxThreads);
+    device.launch("prepare_scaled", rows::scaled_rows_kernel<rows::ScaledCopy>,
+                  dim3(static_cast<uint32_t>(x.rows())), dim3(static_cast<uint32_t>(threads)), 0,
+                  work);
 }
 
 void store_rounded(Device& device, const Tensor& x, const ActView& view) {
     check(view.transposed_quads && x.contiguous(), "rows of bf16 for a product of e4m3");
     const auto eights = static_cast<int32_t>(x.cols() / 8);
+    const auto threads =
+        std::min<int64_t>(ceil_div(eights, 32 * rows::kRoundedHeld) * 32, rows::kRoundedThreads);
     device.launch("rounded_rows", rows::rounded_rows_kernel, dim3(static_cast<uint32_t>(x.rows())),
-                  dim3(rows::kRoundedThreads), 0, x.as<const uint4>(), eights,
+                  dim3(static_cast<uint32_t>(threads)), 0, x.as<const uint4>(), eights,
                   view.values.as<uint8_t>(), view.row_scales.as<float>());
 }
 

@@ -195,6 +195,7 @@ struct ScaledCopy {
 
 /// act(gate) * up; `heads` rows of the operands, multiples of 4 long, make one row.
 struct ScaledGlu {
+    static constexpr int32_t kHeld = 4, kWholeThreads = 384, kWholeBlocks = 3;
     RowMap<const float> gate, up;
     Glu kind = Glu::kSwiGlu;
     int64_t cols = 0;
@@ -222,6 +223,7 @@ struct ScaledGlu {
 
 /// rms_norm(x) * gain.
 struct ScaledNorm {
+    static constexpr int32_t kHeld = 8, kWholeThreads = 320, kWholeBlocks = 3;
     RowMap<const float> x;
     const float* gain = nullptr;  ///< null: 1
     float eps = 0.0f;
@@ -246,6 +248,7 @@ struct ScaledNorm {
 /// rms_norm(x) * gain * silu(z) of heads of kScaledHead columns, which a warp has at a time.
 inline constexpr int64_t kScaledHead = 128;
 struct ScaledGatedNorm {
+    static constexpr int32_t kHeld = 4, kWholeThreads = 384, kWholeBlocks = 3;
     RowMap<const float> x, z;
     const float* gain = nullptr;  ///< null: 1
     float eps = 0.0f;
@@ -334,9 +337,136 @@ __global__ void __launch_bounds__(kScaledMaxThreads, 1)
     for (int32_t g = kScaledHeld; g < behind; ++g) store(finished_at(column_of(g)), column_of(g));
 }
 
-inline constexpr int32_t kRoundedThreads = 512;
+/// Rows of e4m3 with transposed quads, aligned, that fill the registers of a block exactly: the
+/// same numbers with fewer instructions, which bound the kernel above, and in fewer registers, so
+/// that more rows are on their way.
+template <int32_t kHeld>
+struct WholeRow {
+    Four held[kHeld];
+
+    /// Of held[g].
+    static __device__ __forceinline__ int32_t column(int32_t g) {
+        return 4 * static_cast<int32_t>(g * blockDim.x + threadIdx.x);
+    }
+};
+
+/// ScaledNorm of a whole row.
+template <int32_t kHeld>
+__device__ __forceinline__ void take_whole(const ScaledNorm& work,
+                                           uint32_t row,
+                                           WholeRow<kHeld>& out) {
+    const float* x = work.x.row(row);
+#pragma unroll
+    for (int32_t g = 0; g < kHeld; ++g) out.held[g] = load_whole_four_once(x + out.column(g));
+    const float factor = work.factor([&out](const auto& f) {
+#pragma unroll
+        for (int32_t g = 0; g < kHeld; ++g)
+#pragma unroll
+            for (int32_t i = 0; i < 4; ++i) f(out.held[g].value[i]);
+    });
+    if (work.gain == nullptr) {
+#pragma unroll
+        for (int32_t g = 0; g < kHeld; ++g)
+            norm_scale(out.held[g], factor, Four{{1.0f, 1.0f, 1.0f, 1.0f}});
+        return;
+    }
+#pragma unroll
+    for (int32_t g = 0; g < kHeld; ++g)
+        norm_scale(out.held[g], factor, load_whole_four(work.gain + out.column(g)));
+}
+
+/// Heads of a token: `stride` between them.
+struct WholeHeads {
+    const float* first;
+    int64_t stride;
+
+    __device__ __forceinline__ WholeHeads(const RowMap<const float>& rows, uint32_t first_row)
+        : first(rows.row(first_row)), stride(rows.stride[0]) {}
+    __device__ __forceinline__ Four load(uint32_t head, uint32_t column) const {
+        return load_whole_four_once(first + head * stride + column);
+    }
+};
+
+/// ScaledGatedNorm of a whole row: a warp has kHeld heads, whose sums are joined together.
+template <int32_t kHeld>
+__device__ __forceinline__ void take_whole(const ScaledGatedNorm& work,
+                                           uint32_t token,
+                                           WholeRow<kHeld>& out) {
+    const uint32_t column_of_head = 4 * (threadIdx.x % 32);
+    const WholeHeads x(work.x, token * work.heads), z(work.z, token * work.heads);
+    Four gates[kHeld];
+#pragma unroll
+    for (int32_t g = 0; g < kHeld; ++g) {
+        const uint32_t head = static_cast<uint32_t>(out.column(g)) / kScaledHead;
+        out.held[g] = x.load(head, column_of_head);
+        gates[g] = z.load(head, column_of_head);
+    }
+    Four gains{{1.0f, 1.0f, 1.0f, 1.0f}};
+    if (work.gain != nullptr) gains = load_whole_four(work.gain + column_of_head);
+    float factors[kHeld];
+    norm_factors<NormKind::kGatedInput>(out.held, kHeld, kScaledHead, work.eps, factors);
+#pragma unroll
+    for (int32_t g = 0; g < kHeld; ++g) {
+        norm_scale(out.held[g], factors[g], gains);
+        apply_gate(out.held[g], gates[g]);
+    }
+}
+
+/// ScaledGlu of a whole row.
+template <int32_t kHeld>
+__device__ __forceinline__ void take_whole(const ScaledGlu& work,
+                                           uint32_t token,
+                                           WholeRow<kHeld>& out) {
+    const auto head_cols = static_cast<uint32_t>(work.cols);
+    const WholeHeads gate(work.gate, token * work.heads), up(work.up, token * work.heads);
+    Four gates[kHeld];
+#pragma unroll
+    for (int32_t g = 0; g < kHeld; ++g) {
+        const auto column = static_cast<uint32_t>(out.column(g));
+        const uint32_t head = column / head_cols, inside = column - head * head_cols;
+        gates[g] = gate.load(head, inside);
+        out.held[g] = up.load(head, inside);
+    }
+#pragma unroll
+    for (int32_t g = 0; g < kHeld; ++g)
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i)
+            out.held[g].value[i] = activate(work.kind, gates[g].value[i]) * out.held[g].value[i];
+}
+
+/// A block a row of work.sink.
+template <class Work>
+__global__ void __launch_bounds__(Work::kWholeThreads, Work::kWholeBlocks)
+    whole_rows_kernel(const __grid_constant__ Work work) {
+    constexpr int32_t kHeld = Work::kHeld;
+    const InputSink& sink = work.sink;
+    const uint32_t row = blockIdx.x;
+    WholeRow<kHeld> whole;
+    take_whole(work, row, whole);
+    const RowSink others = sink.row(row);
+    if (others.exact != nullptr || others.rounded != nullptr) {
+#pragma unroll
+        for (int32_t g = 0; g < kHeld; ++g) others.store_whole(whole.held[g], whole.column(g));
+    }
+    if (row >= sink.prompt_rows) return;
+    float largest = 0.0f;
+#pragma unroll
+    for (int32_t g = 0; g < kHeld; ++g) largest = largest_of(whole.held[g], largest);
+    const auto scale = E4m3Scale::of(reduce<false>(largest, 0.0f, Largest{}));
+    if (threadIdx.x == 0) sink.row_scales[row] = scale.scale;
+    uint8_t* const codes = sink.e4m3 + row * sink.cols;
+#pragma unroll
+    for (int32_t g = 0; g < kHeld; ++g) {
+        const int32_t column = whole.column(g);
+        // transposed_quad_place() of multiples of 4.
+        const int32_t place = (column & ~31) | (column & 4) << 2 | (column & 24) >> 1;
+        *reinterpret_cast<uint32_t*>(codes + place) = scale.codes(whole.held[g]);
+    }
+}
+
+inline constexpr int32_t kRoundedThreads = 640;
 /// Eights that a thread keeps of a row of bf16: all of 20480 columns. Those behind are read twice.
-inline constexpr int32_t kRoundedHeld = 5;
+inline constexpr int32_t kRoundedHeld = 4;
 
 __device__ __forceinline__ __nv_bfloat162 bf16_two(uint32_t bits) {
     return *reinterpret_cast<const __nv_bfloat162*>(&bits);
@@ -347,19 +477,21 @@ __device__ __forceinline__ Four four_of_bf16(uint32_t first, uint32_t second) {
     return {{low.x, low.y, high.x, high.y}};
 }
 
-/// A block a row of bf16 in order, to e4m3 with transposed quads. Two blocks a multiprocessor, so
-/// that some read while others look for their largest magnitude. `eights`: of a row, fours of them.
+/// A block a row of bf16 in order, to e4m3 with transposed quads. Several blocks a multiprocessor,
+/// so that some read while others look for their largest magnitude. `eights`: of a row, fours of
+/// them.
 __global__ void __launch_bounds__(kRoundedThreads, 2)
     rounded_rows_kernel(const uint4* values, int32_t eights, uint8_t* codes, float* scales) {
     const int64_t row = blockIdx.x;
     const auto first = static_cast<int32_t>(threadIdx.x);
+    const auto threads = static_cast<int32_t>(blockDim.x);
     values += row * eights;
     codes += row * eights * 8;
     uint4 held[kRoundedHeld];
 #pragma unroll
     for (int32_t g = 0; g < kRoundedHeld; ++g) {
-        const int32_t at = first + g * kRoundedThreads;
-        held[g] = at < eights ? __ldg(values + at) : uint4{};
+        const int32_t at = first + g * threads;
+        held[g] = at < eights ? __ldcs(values + at) : uint4{};
     }
     // A NaN does not count.
     __nv_bfloat162 largest = bf16_two(0);
@@ -371,9 +503,8 @@ __global__ void __launch_bounds__(kRoundedThreads, 2)
     };
 #pragma unroll
     for (int32_t g = 0; g < kRoundedHeld; ++g) compare(held[g]);
-    constexpr int32_t kBehind = kRoundedHeld * kRoundedThreads;
-    for (int32_t at = first + kBehind; at < eights; at += kRoundedThreads)
-        compare(__ldg(values + at));
+    const int32_t behind = first + kRoundedHeld * threads;
+    for (int32_t at = behind; at < eights; at += threads) compare(__ldg(values + at));
     const float2 two = __bfloat1622float2(largest);
     const auto scale = E4m3Scale::of(reduce<false>(fmaxf(two.x, two.y), 0.0f, Largest{}));
     if (first == 0) scales[row] = scale.scale;
@@ -384,11 +515,10 @@ __global__ void __launch_bounds__(kRoundedThreads, 2)
     };
 #pragma unroll
     for (int32_t g = 0; g < kRoundedHeld; ++g) {
-        const int32_t at = first + g * kRoundedThreads;
+        const int32_t at = first + g * threads;
         if (at < eights) store(held[g], at);
     }
-    for (int32_t at = first + kBehind; at < eights; at += kRoundedThreads)
-        store(__ldg(values + at), at);
+    for (int32_t at = behind; at < eights; at += threads) store(__ldg(values + at), at);
 }
 
 }  // namespace tessera::cuda::rows
