@@ -79,7 +79,7 @@ struct ScaledRow {
             scale = of_row.scale;
             inverse = of_row.inverse;
         } else {
-            scale = largest > 0.0f ? __fdiv_rn(largest, nvfp4_row_span(sink.policy)) : 1.0f;
+            scale = nvfp4_row_scale(largest, sink.policy);
             inverse = 0.0f;
         }
     }
