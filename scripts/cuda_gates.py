@@ -4,6 +4,8 @@
 For every architecture it was built for: the instructions that its kernels are built on are there, no
 kernel spills registers to local memory, and a known fault of the compiler is absent (see KNOWN_FAULT).
 usage: cuda_gates.py libtessera_cuda.so [ARCH ...]   ARCH: sm_80 sm_90a sm_120, as cuobjdump names them (default: all three)
+       cuda_gates.py --fp4 [TARGET ...]              compiles the FP4 product and the rounding of its rows for targets that no library
+                                                     is built for, and checks them alike (default: sm_120a sm_121a)
 """
 import collections
 import pathlib
@@ -20,7 +22,10 @@ EVERYWHERE = ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM")
 HOPPER = ("HGMMA.64x256x16.F32.BF16", "UTMALDG", "SYNCS")
 # Products of FP4 and the copies for them: only in builds for sm_120f, which is named sm_120 as well.
 BLACKWELL = ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", "UTMALDG", "SYNCS")
-EXPECTED = {"sm_80": EVERYWHERE, "sm_90a": EVERYWHERE + HOPPER, "sm_120": EVERYWHERE + BLACKWELL}
+# Conversions to FP4 numbers and from them, in the rounding of rows.
+FP4_ROUNDING = ("F2FP.SATFINITE.E2M1.F32", "F2FP.F16.E2M1")
+FP4_SOURCES = {"linear/products_nvfp4_sm120.cu": BLACKWELL, "rows/scaled_rows.cu": FP4_ROUNDING}
+EXPECTED = {"sm_80": EVERYWHERE, "sm_90a": EVERYWHERE + HOPPER, "sm_120": EVERYWHERE + BLACKWELL + FP4_ROUNDING}
 # Tiles of linear/gemm_nvfp4_sm120.cuh: products of a warp and stage, and how many percent of their issue slots (16 of them
 # a product) the other instructions of the loop may take. What has no room beside them is issued late.
 FP4_KERNEL = re.compile(r"5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi(\d+)ELi(\d+)E")
@@ -48,6 +53,10 @@ def images(library, folder):
     for path in sorted(pathlib.Path(folder).glob("*.cubin")):
         found[re.search(r"(sm_\d+[af]?)\.cubin$", path.name).group(1)].append(path)
     return found
+
+
+def disassembled(image):
+    return subprocess.run([tool("nvdisasm"), "-c", str(image)], capture_output=True, text=True, check=True).stdout
 
 
 def spills(image):
@@ -100,9 +109,30 @@ def fp4_faults(image, code):
         yield from (f"{label}: {access}" for access in ("LDL", "STL", "CALL") if re.search(rf"\s{access}[.\s]", body))
 
 
-def main():
-    library = pathlib.Path(sys.argv[1]).resolve()
-    wanted = sys.argv[2:] or list(EXPECTED)
+def compiled(source, target, folder):
+    """Machine code of a source for a target."""
+    image = pathlib.Path(folder) / f"{pathlib.Path(source).stem}.{target}.cubin"
+    number = target.removeprefix("sm_")
+    subprocess.run([tool("nvcc"), "-std=c++20", "--expt-relaxed-constexpr", "-O3", f"-I{ROOT / 'src'}", "-DTESSERA_SM90A=0",
+                    "-DTESSERA_SM120F=1", f"-gencode=arch=compute_{number},code={target}", "-cubin",
+                    str(ROOT / "src/backends/cuda" / source), "-o", str(image)], check=True)
+    return image
+
+
+def target_faults(target, folder):
+    """What is wrong with the sources of FP4 for a target; prints what their code holds."""
+    for source, expected in FP4_SOURCES.items():
+        image = compiled(source, target, folder)
+        code = disassembled(image)
+        counts = {instruction: code.count(instruction) for instruction in expected}
+        print(f"{target}, {source}: " + ", ".join(f"{count} {instruction}" for instruction, count in counts.items()))
+        yield from (f"{target}: no {instruction} in {source}" for instruction, count in counts.items() if count == 0)
+        yield from (f"{target}: {name} keeps {size} bytes in local memory" for name, size in spills(image))
+        yield from (f"{target}: {fault}" for fault in fp4_faults(image, code))
+
+
+def library_faults(library, wanted):
+    """What is wrong with a built library."""
     faults = []
     with tempfile.TemporaryDirectory() as folder:
         found = images(library, folder)
@@ -113,7 +143,7 @@ def main():
             counts = collections.Counter()
             for image in found[arch]:
                 faults += [f"{arch}: {name} keeps {size} bytes in local memory" for name, size in spills(image)]
-                code = subprocess.run([tool("nvdisasm"), "-c", str(image)], capture_output=True, text=True, check=True).stdout
+                code = disassembled(image)
                 for instruction in (*EXPECTED[arch], KNOWN_FAULT):
                     counts[instruction] += code.count(instruction)
                 faults += [f"{arch}: {fault}" for fault in fp4_faults(image, code)]
@@ -121,6 +151,15 @@ def main():
             if counts[KNOWN_FAULT]:
                 faults.append(f"{arch}: {counts[KNOWN_FAULT]} times {KNOWN_FAULT}: see f16_of_f32 in rows/codec.cuh")
             print(f"{arch}: " + ", ".join(f"{counts[name]} {name}" for name in EXPECTED[arch]))
+    return faults
+
+
+def main():
+    if sys.argv[1] == "--fp4":
+        with tempfile.TemporaryDirectory() as folder:
+            faults = [fault for target in sys.argv[2:] or ("sm_120a", "sm_121a") for fault in target_faults(target, folder)]
+    else:
+        faults = library_faults(pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:] or list(EXPECTED))
     for fault in faults:
         print(f"cuda_gates: {fault}", file=sys.stderr)
     sys.exit(1 if faults else 0)

@@ -239,10 +239,16 @@ class Sources {
     bool noted_ = false;  ///< why no card is used
 };
 
-BenchResult describe(const BenchTest& test, const Engine& engine, std::string_view backend) {
+BenchResult describe(const BenchTest& test, Engine& engine, std::string_view backend) {
     BenchResult result;
     result.test = test;
     if (test.threads == 0) result.test.threads = physical_cores();
+    // What ran: models without the rule and other cards know nothing of the switch.
+    result.test.delta_bf16 =
+        engine.plan().state_bytes > 0 && engine.ops().delta_rule_operands() == DType::kBF16;
+    result.act_prompt = engine.prompt_act();
+    if (act_name(result.act_prompt) == "nvfp4")
+        result.act_policy = engine.options().backend.act_nvfp4;
     result.build_commit = build_commit();
     result.build_number = build_number();
     result.cpu_info = proc_value("/proc/cpuinfo", "model name");

@@ -41,6 +41,18 @@ std::string_view act_name(ActPolicy act) {
     return "?";
 }
 
+/// As it was asked for, and what became of that: "auto (bf16)".
+std::string act_text(const BenchResult& r) {
+    const std::string_view asked = act_name(r.test.act), taken = act_name(r.act_prompt);
+    return asked == taken ? std::string(asked) : fmt::format("{} ({})", asked, taken);
+}
+
+std::string policy_text(const BenchResult& r) {
+    for (const auto& [name, policy] : scale_policies())
+        if (r.act_policy == policy) return name;
+    return "none";
+}
+
 /// Fields of csv and json. Those of llama-bench that mean nothing here carry its defaults.
 std::vector<Field> fields_of(const BenchResult& r) {
     const auto integer = [](int64_t value) { return std::to_string(value); };
@@ -96,6 +108,8 @@ std::vector<Field> fields_of(const BenchResult& r) {
         {"avg_ts", Kind::kReal, real(mean(rates))},
         {"stddev_ts", Kind::kReal, real(sample_deviation(rates))},
         {"act", Kind::kText, std::string(act_name(t.act))},
+        {"act_prompt", Kind::kText, std::string(act_name(r.act_prompt))},
+        {"act_policy", Kind::kText, policy_text(r)},
         {"delta_bf16", Kind::kSwitch, t.delta_bf16 ? "1" : "0"},
         {"emulate", Kind::kText, t.emulate_fp4 ? "fp4" : "none"},
         {"peak_memory_bytes", Kind::kInteger, integer(r.peak_bytes)},
@@ -234,8 +248,8 @@ std::vector<Column> columns_for(const BenchOptions& given) {
         columns.push_back({"fa", 3, [](const R& r) { return std::to_string(r.test.flash_attn); }});
     if (given.load_mode != usual.load_mode)
         columns.push_back({"lm", 10, [](const R& r) { return r.test.load_mode; }});
-    if (given.act != usual.act)
-        columns.push_back({"act", 6, [](const R& r) { return std::string(act_name(r.test.act)); }});
+    if (given.act != usual.act) columns.push_back({"act", 12, act_text});
+    if (given.act_nvfp4 != usual.act_nvfp4) columns.push_back({"act_policy", 10, policy_text});
     if (given.delta_bf16 != usual.delta_bf16)
         columns.push_back({"delta_bf16", 10,
                            [](const R& r) { return std::string(r.test.delta_bf16 ? "1" : "0"); }});
@@ -264,11 +278,16 @@ class MarkdownPrinter : public BenchPrinter {
         std::string line = "|";
         for (const Column& column : columns_) line += cell(column, column.value(result));
         fmt::print(file_, "{}\n", line);
+        const std::string act = act_text(result);
+        if (std::ranges::find(acts_, act) == acts_.end()) acts_.push_back(act);
     }
     void end(const BenchResult* last) override {
         if (last == nullptr) return;
         fmt::print(file_, "\nbuild: {} ({})\npeak memory: {:.2f} MiB\n", last->build_commit,
                    last->build_number, static_cast<double>(last->peak_bytes) / (1024.0 * 1024.0));
+        const auto is_act = [](const Column& column) { return column.title == "act"; };
+        if (std::ranges::none_of(columns_, is_act))
+            fmt::print(file_, "activations of prompts: {}\n", joined(acts_));
     }
 
   private:
@@ -279,9 +298,27 @@ class MarkdownPrinter : public BenchPrinter {
     }
     std::FILE* file_;
     std::vector<Column> columns_;
+    std::vector<std::string> acts_;  ///< of the results so far
 };
 
 }  // namespace
+
+std::string_view act_name(ActFormat act) {
+    switch (act) {
+        case ActFormat::kF32:
+            return "f32";
+        case ActFormat::kBF16:
+            return "bf16";
+        case ActFormat::kInt8:
+            return "int8";
+        case ActFormat::kNvfp4:
+        case ActFormat::kFp4:
+            return "nvfp4";
+        case ActFormat::kFp8:
+            return "fp8";
+    }
+    return "?";
+}
 
 std::unique_ptr<BenchPrinter> make_bench_printer(BenchOutput output, std::FILE* file) {
     switch (output) {

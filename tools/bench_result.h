@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dtype.h"
@@ -35,6 +37,9 @@ struct BenchTest {
     bool emulate_fp4 = false;
 };
 
+/// What `act` came to, as ActPolicy names formats: "nvfp4".
+std::string_view act_name(ActFormat act);
+
 /// Every combination of the lists in llama-bench's order: prompt tests, generation tests, pairs.
 std::vector<BenchTest> expand_tests(const BenchOptions& options);
 
@@ -48,8 +53,10 @@ struct BenchResult {
     std::string model_type;
     int64_t model_bytes = 0;
     int64_t model_parameters = 0;
-    std::string test_time;   ///< RFC 3339, UTC
-    int64_t peak_bytes = 0;  ///< largest resident size of the process so far
+    ActFormat act_prompt = ActFormat::kF32;   ///< what test.act came to, see Engine::prompt_act()
+    std::optional<Nvfp4Policy> act_policy{};  ///< where that is NVFP4
+    std::string test_time;                    ///< RFC 3339, UTC
+    int64_t peak_bytes = 0;                   ///< largest resident size of the process so far
     std::vector<int64_t> samples_ns;
     OpsRun ops;  ///< with --ops; else all zeros
 };

@@ -163,7 +163,10 @@ Command bench_command(AllOptions& all) {
     command.summary = "measure speed and memory as llama-bench does";
     command.description =
         "Every flag of the tests takes several values, separated by commas or given repeatedly, "
-        "and ranges first-last, first-last+step, first-last*factor; every combination is measured.";
+        "and ranges first-last, first-last+step, first-last*factor; every combination is measured. "
+        "Tables have a column for each flag that was given. What --act came to for prompts stands "
+        "in that column in parentheses, or in the last line where there is none; csv and json have "
+        "it as act_prompt, beside act_policy. delta_bf16 is 0 where the switch has no effect.";
     command.sections = {{"Models", {models_row(all.bench.models), synth_row(all.bench.synth)}},
                         {"Tests", test_rows(all.bench)},
                         {"Settings to vary", tuning_rows(all)},

@@ -36,18 +36,25 @@ enum class ActFormat : uint8_t {
 };
 
 /// The scale of a row in kNvfp4 whose largest magnitude is `amax` (a NaN does not count): amax /
-/// this, or 1 for a row of zeros. Values divided by it, both rounded to f32, then take blocks of 16
-/// (a last one that K does not fill is padded with zeros) as `quantize_row` encodes them: block
-/// scale e4m3(m / 6) for a block with largest magnitude m, by kFourSix the better of that and
-/// e4m3(m / 4), by kSearch the best of the code of the first, c, then c - 1, c + 1, c - 2, c + 2,
-/// then e4m3(m / 4): least squared error, the first among equals; then e2m1, nearest even. 6 * 448
-/// puts the largest block scale at the end of e4m3. Where m / 4, half as large again, is tried,
-/// too, the row's scale leaves it the room: 6 * 256, since 256 * 1.5 = 384 <= 448. A weight's scale
-/// is 6 * 448 whatever its policy, as files have it; m / 4 of its largest blocks becomes 448.
-/// Source: "Four Over Six" (arXiv 2512.02010), its scale of the whole included; the neighbours:
-/// `ggml:src/ggml-cuda/quantize.cu`.
+/// nvfp4_row_span(), at least 2^-126, so that neither is it 0 nor its reciprocal infinite (rows
+/// below 2^-126 * the span keep fewer bits instead), or 1 for a row of zeros. Values divided by it,
+/// both rounded to f32, then take blocks of 16 (a last one that K does not fill is padded with
+/// zeros) as `quantize_row` encodes them: block scale e4m3(m / 6) for a block with largest
+/// magnitude m, by kFourSix the better of that and e4m3(m / 4), by kSearch the best of the code of
+/// the first, c, then c - 1, c + 1, c - 2, c + 2, then e4m3(m / 4): least squared error, the first
+/// among equals; then e2m1, nearest even. 6 * 448 puts the largest block scale at the end of e4m3.
+/// Where m / 4, half as large again, is tried, too, the row's scale leaves it the room: 6 * 256,
+/// since 256 * 1.5 = 384 <= 448. A weight's scale is 6 * 448 whatever its policy, as files have it;
+/// m / 4 of its largest blocks becomes 448. Source: "Four Over Six" (arXiv 2512.02010), its scale
+/// of the whole included; the neighbours: `ggml:src/ggml-cuda/quantize.cu`.
 constexpr float nvfp4_row_span(Nvfp4Policy policy) {
     return policy == Nvfp4Policy::kAmax6 ? 6.0f * 448.0f : 6.0f * 256.0f;
+}
+inline constexpr float kNvfp4LeastScale = 0x1p-126f;
+constexpr float nvfp4_row_scale(float amax, Nvfp4Policy policy) {
+    const float scale = amax / nvfp4_row_span(policy);
+    if (amax == 0.0f) return 1.0f;
+    return scale > kNvfp4LeastScale ? scale : kNvfp4LeastScale;
 }
 
 /// The scale of a row in kFp8 whose largest magnitude is `amax` (a NaN does not count): amax / 448,

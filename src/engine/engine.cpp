@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "engine/engine_impl.h"
@@ -86,6 +87,15 @@ Ops& Engine::ops() {
 }
 const EngineOptions& Engine::options() const {
     return impl_->options;
+}
+
+ActFormat Engine::prompt_act() const {
+    std::array<int32_t, 8> matrices{};
+    for (const WeightRow& row : impl_->model->weights())
+        if (row.matrix != nullptr && !row.matrix->absent())
+            for (size_t format = 0; format < matrices.size(); ++format)
+                matrices[format] += row.matrix->wants.prompt >> format & 1;
+    return static_cast<ActFormat>(std::ranges::max_element(matrices) - matrices.begin());
 }
 
 const Tokenizer& Engine::tokenizer() const {

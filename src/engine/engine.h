@@ -51,7 +51,9 @@ struct BackendOptions {
     bool delta_bf16 = false;   ///< CUDA on Hopper: bf16 operands in the gated delta rule, not f16
     bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
     bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
-    /// Is told, in one line, why "auto" leaves a card of this machine alone.
+    /// Called with a line for the user where something else runs than was to be expected: "auto"
+    /// leaves a card of this machine alone and why, or a card failed its self-test and what takes
+    /// the place of the products that it got wrong.
     std::function<void(std::string_view)> note{};
 };
 
@@ -158,6 +160,9 @@ class Engine {
     const MemoryPlan& plan() const;
     Ops& ops();
     const EngineOptions& options() const;  ///< with the defaults filled in
+    /// In which format prompt rows meet most of the model's matrices: what ActPolicy::kAuto, or a
+    /// format that not all weights take, came to.
+    ActFormat prompt_act() const;
     const Tokenizer& tokenizer() const;
     /// The model's chat template, or nullptr.
     const ChatTemplate* chat_template() const;

@@ -183,7 +183,7 @@ class Ops {
     /// own (up to 1 GiB) that it gives back. Nothing measured by default.
     virtual Ceilings measure_ceilings() { return {}; }
     /// Checks instructions that the kernels for this device were written without (FP4 tensor cores
-    /// of sm_120); some milliseconds.
+    /// of sm_120), in memory of its own that it gives back; some tenths of a second.
     virtual SelfTest self_test() { return {}; }
 
     // ---- memory ----

@@ -8,6 +8,7 @@
 #include "backends/reference/reference_ops.h"
 #include "core/codec.h"
 #include "core/numeric.h"
+#include "engine/engine.h"
 #include "op_cases/case_run.h"
 
 namespace tessera {
@@ -16,15 +17,21 @@ namespace {
 constexpr size_t kArenaBytes = 1 << 16;
 
 /// One row rounded to `format` and decoded again.
-std::vector<float> round_trip(ActFormat format, std::vector<float> row) {
-    const std::unique_ptr<Ops> ops = make_reference_ops({});
-    Arena arena(ops->allocate(kArenaBytes), kArenaBytes);
+std::vector<float> round_trip(Ops& ops,
+                              ActFormat format,
+                              Nvfp4Policy policy,
+                              std::vector<float> row) {
+    Arena arena(ops.allocate(kArenaBytes), kArenaBytes);
     Exec ex{arena, 1};
     const Tensor x = make_tensor(row.data(), DType::kF32, {1, static_cast<int64_t>(row.size())});
     const auto bit = static_cast<uint8_t>(1u << static_cast<unsigned>(format));
     std::vector<float> values;
-    op_cases::read_input(ops->prepare(ex, x, {.prompt = bit, .generated = 0}), values);
+    op_cases::read_input(ops.prepare(ex, x, {.prompt = bit, .generated = 0, .nvfp4 = policy}),
+                         values);
     return values;
+}
+std::vector<float> round_trip(ActFormat format, std::vector<float> row) {
+    return round_trip(*make_reference_ops({}), format, Nvfp4Policy::kAmax6, std::move(row));
 }
 
 std::vector<float> random_row(int64_t cols, float amax) {
@@ -129,6 +136,31 @@ TEST(Activations, Fp8RowsAtTheEndsOfTheRange) {
     EXPECT_EQ(nan[0], 448.0f);
     EXPECT_TRUE(std::isnan(nan[1]));
     EXPECT_EQ(nan[2], -1.0f);
+}
+
+/// Numbers down to the least: a scale that is zero, or whose reciprocal is none, made NaN of them.
+TEST(Activations, Nvfp4RowsAtTheLowerEndOfTheRange) {
+    const std::unique_ptr<Ops> reference = make_reference_ops({});
+    const std::unique_ptr<Ops> cpu = make_ops({.name = "cpu", .threads = 1, .isa = {}});
+    for (const Nvfp4Policy policy :
+         {Nvfp4Policy::kAmax6, Nvfp4Policy::kFourSix, Nvfp4Policy::kSearch}) {
+        // Under the least scale these are 3, 1.5 and 0.75: multiples of 3 / 6 and 0.75 / 6.
+        std::vector<float> exact(64, 0.0f);
+        exact[0] = -0x1.8p-125f;
+        exact[1] = 0x1.8p-126f;
+        exact[17] = 0x1.8p-127f;
+        EXPECT_EQ(round_trip(*reference, ActFormat::kNvfp4, policy, exact), exact);
+        for (const float amax : {1e-45f, 2e-42f, 1e-40f, 1e-38f, 1e-36f, 3e-35f}) {
+            const std::vector<float> row = random_row(192, amax);
+            const std::vector<float> rounded =
+                round_trip(*reference, ActFormat::kNvfp4, policy, row);
+            EXPECT_EQ(round_trip(*cpu, ActFormat::kNvfp4, policy, row), rounded) << amax;
+            // A third of the largest number, or half a step of the least block scale times 6.
+            const float bound = std::max(amax / 3.0f, 0x1.8p-134f);
+            for (size_t i = 0; i < row.size(); ++i)
+                EXPECT_LE(std::fabs(rounded[i] - row[i]), bound) << amax << ' ' << i;
+        }
+    }
 }
 
 /// A row of zeros has no largest value to divide by.

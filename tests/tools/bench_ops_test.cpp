@@ -148,5 +148,27 @@ TEST_F(BenchOps, RunOnTheCpuAndReportInJson) {
     EXPECT_NE(outcome.err.find("no fallbacks"), std::string::npos) << outcome.err;
 }
 
+// Guards against results that name what was asked for where something else ran: weights that take
+// no NVFP4 rows, and a switch for another backend.
+TEST_F(BenchOps, ResultsNameWhatRan) {
+    for (const bool fp4 : {true, false}) {
+        const Outcome outcome =
+            execute("'" TESSERA_PROGRAM "' bench --synth qwen35:tiny:" +
+                    std::string(fp4 ? "nvfp4" : "q8_0") +
+                    " -p 64 -n 0 -r 1 -t 1 --backend cpu --act nvfp4 --act-policy amax6 "
+                    "--delta-bf16 -o jsonl -oe md");
+        ASSERT_EQ(outcome.code, 0) << outcome.err;
+        const auto test = nlohmann::json::parse(outcome.out);
+        EXPECT_EQ(test["act"], "nvfp4");
+        EXPECT_EQ(test["act_prompt"], fp4 ? "nvfp4" : "bf16");
+        EXPECT_EQ(test["act_policy"], fp4 ? "amax6" : "none");
+        EXPECT_EQ(test["delta_bf16"], false);
+        EXPECT_NE(outcome.err.find(fp4 ? "|        nvfp4 |      amax6 |          0 |"
+                                       : "| nvfp4 (bf16) |       none |          0 |"),
+                  std::string::npos)
+            << outcome.err;
+    }
+}
+
 }  // namespace
 }  // namespace tessera

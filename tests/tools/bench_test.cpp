@@ -196,6 +196,48 @@ TEST(BenchPrinter, ResultsSayThatTheDeltaRuleRanOnBf16) {
     }
 }
 
+// Guards against figures of coarse activations that look like exact ones: what "auto" came to is
+// there whatever was asked, and how NVFP4 was rounded where something was.
+TEST(BenchPrinter, ResultsNameTheActivations) {
+    struct Asked {
+        ActPolicy act;
+        ActFormat taken;
+        bool policy;  ///< --act-policy amax6
+        std::string cell, last_line;
+    };
+    for (const Asked& asked :
+         {Asked{ActPolicy::kAuto, ActFormat::kFp4, false, "",
+                "activations of prompts: auto (nvfp4)"},
+          Asked{ActPolicy::kAuto, ActFormat::kBF16, true, "|       none |",
+                "activations of prompts: auto (bf16)"},
+          Asked{ActPolicy::kNvfp4, ActFormat::kNvfp4, true, "|        nvfp4 |      amax6 |", ""},
+          Asked{ActPolicy::kFp8, ActFormat::kBF16, false, "|   fp8 (bf16) |", ""}}) {
+        BenchOptions options = recorded_options();
+        options.act = {asked.act};
+        if (asked.policy) options.act_nvfp4 = Nvfp4Policy::kAmax6;
+        std::vector<BenchResult> results = recorded_results();
+        results.resize(1);
+        results[0].test = expand_tests(options).front();
+        results[0].act_prompt = asked.taken;
+        const bool nvfp4 = act_name(asked.taken) == "nvfp4";
+        if (nvfp4) results[0].act_policy = options.act_nvfp4;
+        const std::string table = printed(BenchOutput::kMarkdown, results, options);
+        EXPECT_NE(table.find(asked.cell), std::string::npos) << table;
+        EXPECT_EQ(table.find("| act_policy |") != std::string::npos, asked.policy) << table;
+        EXPECT_EQ(table.find("|          act |") != std::string::npos,
+                  asked.act != ActPolicy::kAuto)
+            << table;
+        EXPECT_EQ(table.find("activations of prompts") != std::string::npos,
+                  asked.act == ActPolicy::kAuto)
+            << table;
+        EXPECT_NE(table.find(asked.last_line), std::string::npos) << table;
+        const auto json =
+            nlohmann::ordered_json::parse(printed(BenchOutput::kJsonl, results, options));
+        EXPECT_EQ(json.at("act_prompt"), std::string(act_name(asked.taken)));
+        EXPECT_EQ(json.at("act_policy"), !nvfp4 ? "none" : asked.policy ? "amax6" : "search");
+    }
+}
+
 // Guards against a sum of tokens that overflows: the context came out small and the run ended with
 // an unrelated message.
 TEST(Bench, TestsLongerThanAnyContextAreRefused) {

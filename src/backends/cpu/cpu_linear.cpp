@@ -70,7 +70,7 @@ PackedShape shape_of(const HostWeight& weight) {
     return packed_shape(stored_format(weight.format), weight.rows, weight.cols);
 }
 
-/// Rounds a row to the numbers of kNvfp4, see nvfp4_row_span(). `padded` and `codes` hold whole
+/// Rounds a row to the numbers of kNvfp4, see nvfp4_row_scale(). `padded` and `codes` hold whole
 /// blocks of 64.
 float round_nvfp4(const float* x,
                   int64_t cols,
@@ -80,7 +80,7 @@ float round_nvfp4(const float* x,
                   std::byte* codes) {
     float amax = 0.0f;
     for (int64_t k = 0; k < cols; ++k) amax = std::max(amax, std::fabs(x[k]));
-    const float scale = amax > 0.0f ? amax / nvfp4_row_span(policy) : 1.0f;
+    const float scale = nvfp4_row_scale(amax, policy);
     const int64_t whole = round_up(cols, 64);
     for (int64_t k = 0; k < cols; ++k) padded[k] = x[k] / scale;
     std::fill(padded + cols, padded + whole, 0.0f);

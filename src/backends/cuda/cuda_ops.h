@@ -21,6 +21,7 @@ class Device;  // device.cuh
 enum class Fp4Products : uint8_t {
     kOff,       ///< as bf16, which holds their numbers
     kNative,    ///< by FP4 tensor cores where card and build have them, else as kOff
+    kUnasked,   ///< as kNative on a card that has them, without asking self_test(), which uses it
     kEmulated,  ///< by the same kernel with that instruction made of others: slow, to check it
 };
 

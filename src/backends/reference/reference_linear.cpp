@@ -80,7 +80,7 @@ ActView round_int8(Exec& ex, const Tensor& x) {
     return view;
 }
 
-/// See nvfp4_row_span().
+/// See nvfp4_row_scale().
 ActView round_nvfp4(Exec& ex, const Tensor& x, Nvfp4Policy policy) {
     const ActView view{.format = ActFormat::kNvfp4,
                        .values = ex.arena.allocate(DType::kBF16, {x.rows(), x.cols()}),
@@ -93,8 +93,7 @@ ActView round_nvfp4(Exec& ex, const Tensor& x, Nvfp4Policy policy) {
     if (ex.planning()) return view;
     for (int64_t t = 0; t < x.rows(); ++t) {
         const float* source = x.row<float>(t);
-        const float amax = largest_magnitude(source, x.cols());
-        const float scale = amax > 0.0f ? amax / nvfp4_row_span(policy) : 1.0f;
+        const float scale = nvfp4_row_scale(largest_magnitude(source, x.cols()), policy);
         float* values = scaled.as<float>();
         std::fill_n(values, padded, 0.0f);
         for (int64_t k = 0; k < x.cols(); ++k) values[k] = source[k] / scale;

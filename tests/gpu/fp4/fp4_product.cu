@@ -6,12 +6,19 @@
 namespace tessera {
 namespace {
 
-/// Up to four microseconds for each warp of a block and step.
+__device__ uint32_t delay_seed;
+
+/// Up to four microseconds, others for each block, warp, step and seed: loader warps wait before
+/// they fill a stage, the others before they read one.
 struct DelayedFp4Mma : cuda::EmulatedFp4Mma {
     static __device__ __forceinline__ void pause(uint32_t step) {
-        uint32_t x = (step * 64 + threadIdx.x / 32) * 0x9e3779b9u + blockIdx.x * 0x85ebca6bu;
+        uint32_t x = (step * 64 + threadIdx.x / 32) * 0x9e3779b9u + blockIdx.x * 0x85ebca6bu +
+                     delay_seed * 0xc2b2ae35u;
         x = (x ^ x >> 16) * 0x7feb352du;
-        __nanosleep((x ^ x >> 15) % 4096);
+        x = (x ^ x >> 15) * 0x846ca68bu;
+        // Every fourth does not wait at all, so that the distance between warps grows.
+        x ^= x >> 16;
+        if (x % 4 != 0) __nanosleep(x / 4 % 4096);
         __syncwarp();
     }
 };
@@ -56,24 +63,43 @@ struct WrongFp4Mma : cuda::EmulatedFp4Mma {
     }
 };
 
+/// Rounds ties to the larger magnitude.
+struct WrongE2m1 : cuda::rows::SoftwareE2m1 {
+    using SoftwareE2m1::SoftwareE2m1;
+    __device__ uint32_t codes(const float (&values)[4]) const {
+        float larger[4];
+        for (int i = 0; i < 4; ++i) larger[i] = values[i] * (1.0f + 0x1p-23f);
+        return SoftwareE2m1::codes(larger);
+    }
+};
+
+template <class Mma, class E2m1>
+std::vector<std::string> probe(cuda::Device& device) {
+    std::vector<std::string> faults = cuda::fp4_probe::check<Mma>(device);
+    for (const std::string& fault : cuda::fp4_probe::check_rounding<E2m1>(device))
+        faults.push_back(fault);
+    return faults;
+}
+
 }  // namespace
 
 std::vector<std::string> probe_fp4(Fp4Probed probed) {
     cuda::Device device(cuda::CudaOptions{});
     switch (probed) {
         case Fp4Probed::kNative:
-            return cuda::fp4_probe::check<cuda::NativeFp4Mma>(device);
+            return probe<cuda::NativeFp4Mma, cuda::rows::NativeE2m1>(device);
         case Fp4Probed::kWrong:
-            return cuda::fp4_probe::check<WrongFp4Mma>(device);
+            return probe<WrongFp4Mma, WrongE2m1>(device);
         case Fp4Probed::kEmulated:
             break;
     }
-    return cuda::fp4_probe::check<cuda::EmulatedFp4Mma>(device);
+    return probe<cuda::EmulatedFp4Mma, cuda::rows::SoftwareE2m1>(device);
 }
 
 std::vector<float> multiply_fp4(const Fp4Problem& problem,
                                 Fp4Instruction instruction,
-                                std::optional<int> tile) {
+                                std::optional<int> tile,
+                                uint32_t seed) {
     static_assert(std::size(cuda::sm120::kTiles) == kFp4Tiles);
     cuda::Device device(cuda::CudaOptions{});
     float* out = const_cast<float*>(send(device, problem.out));
@@ -96,6 +122,9 @@ std::vector<float> multiply_fp4(const Fp4Problem& problem,
             run<cuda::EmulatedFp4Mma>(device, product, x, tile);
             break;
         case Fp4Instruction::kDelayed:
+            cuda::check_cuda(cudaMemcpyToSymbolAsync(delay_seed, &seed, sizeof(seed), 0,
+                                                     cudaMemcpyHostToDevice, device.stream()),
+                             "setting the seed of delays");
             run<DelayedFp4Mma>(device, product, x, tile);
             break;
         case Fp4Instruction::kNative:

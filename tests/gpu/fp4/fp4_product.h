@@ -31,10 +31,12 @@ struct Fp4Problem {
     bool add = false;
 };
 
-/// `out` after the product, in tiles of one size or of that which the kernel chooses.
+/// `out` after the product, in tiles of one size or of that which the kernel chooses. `seed`: of
+/// the delays of kDelayed.
 std::vector<float> multiply_fp4(const Fp4Problem& problem,
                                 Fp4Instruction instruction,
-                                std::optional<int> tile);
+                                std::optional<int> tile,
+                                uint32_t seed = 0);
 
 /// Rows of x in the form that the product takes.
 struct Fp4Quantized {
@@ -48,8 +50,8 @@ Fp4Quantized quantize_fp4(const std::vector<float>& x,
                           int64_t cols,
                           Nvfp4Policy policy);
 
-/// What the probes of the instruction find (linear/fp4_self_test.h), of what stands for it, or of
-/// one that takes its scales from other lanes.
+/// What the probes of the instructions find (linear/fp4_self_test.h), of what stands for them, or
+/// of a product that takes its scales from other lanes and a conversion that rounds ties up.
 enum class Fp4Probed : uint8_t { kEmulated, kNative, kWrong };
 std::vector<std::string> probe_fp4(Fp4Probed probed);
 

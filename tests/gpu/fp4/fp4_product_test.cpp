@@ -157,13 +157,21 @@ TEST_F(Fp4Product, AnySumsAreNear) {
         EXPECT_EQ(differing_bits(multiply_fp4(problem, instruction(), tile), out), 0);
 }
 
-// Guards against waits that only the speed of one role makes superfluous.
+// Guards against waits that only the speed of one role makes superfluous: along K, where the ring
+// turns several times, and from one tile of a block to its next.
 TEST_F(Fp4Product, DelaysChangeNothing) {
-    const Operands operands({700, 300, 1088}, /*exact=*/false);
-    const Fp4Problem problem = operands.problem(/*biased=*/false, /*add=*/true);
-    for (int tile = 0; tile < kFp4Tiles; ++tile) {
-        const std::vector<float> right = multiply_fp4(problem, Fp4Instruction::kEmulated, tile);
-        EXPECT_EQ(differing_bits(multiply_fp4(problem, Fp4Instruction::kDelayed, tile), right), 0);
+    for (const Shape& shape : {Shape{700, 300, 1088}, Shape{4100, 1100, 320}}) {
+        const Operands operands(shape, /*exact=*/false);
+        const Fp4Problem problem = operands.problem(/*biased=*/false, /*add=*/true);
+        const std::vector<float> right =
+            multiply_fp4(problem, Fp4Instruction::kEmulated, std::nullopt);
+        for (int tile = 0; tile < kFp4Tiles; ++tile)
+            for (uint32_t seed = 1; seed <= 4; ++seed)
+                EXPECT_EQ(differing_bits(
+                              multiply_fp4(problem, Fp4Instruction::kDelayed, tile, seed), right),
+                          0)
+                    << "tile " << tile << ", seed " << seed << ": " << shape.n << " x "
+                    << shape.tokens << " x " << shape.k;
     }
 }
 
@@ -216,7 +224,7 @@ Fp4Quantized by_codec(const std::vector<float>& x, int64_t cols, Nvfp4Policy pol
         float largest = 0.0f;
         for (size_t k = 0; k < scaled.size(); ++k)
             largest = std::max(largest, std::abs(x[first + k]));
-        const float scale = largest > 0.0f ? largest / nvfp4_row_span(policy) : 1.0f;
+        const float scale = nvfp4_row_scale(largest, policy);
         out.row_scales.push_back(scale);
         for (size_t k = 0; k < scaled.size(); ++k) scaled[k] = x[first + k] / scale;
         quantize_row(DType::kNVFP4, scaled.data(), cols, blocks.data(), policy);
@@ -240,29 +248,33 @@ Fp4Quantized by_codec(const std::vector<float>& x, int64_t cols, Nvfp4Policy pol
 TEST_F(Fp4Product, ProbesFindAWrongInstruction) {
     EXPECT_EQ(probe_fp4(Fp4Probed::kEmulated), std::vector<std::string>{});
     const std::vector<std::string> found = probe_fp4(Fp4Probed::kWrong);
-    ASSERT_EQ(found.size(), 1u);
+    ASSERT_EQ(found.size(), 2u);
     // Whichever warp comes first.
-    EXPECT_NE(found.front().find("sums are wrong; the number in row "), std::string::npos)
-        << found.front();
+    EXPECT_NE(found[0].find("sums are wrong; the number in row "), std::string::npos) << found[0];
+    EXPECT_NE(found[1].find("numbers are wrongly rounded to E2M1; "), std::string::npos)
+        << found[1];
     const std::vector<std::string> native = probe_fp4(Fp4Probed::kNative);
     if (card_multiplies_fp4())
         EXPECT_EQ(native, std::vector<std::string>{});
     else
-        EXPECT_EQ(native.size(), 1u);
+        EXPECT_EQ(native.size(), 2u);
 }
 
 // Guards against codes and scales in another order than the product reads them in, against another
 // rounding than the codec's, and against rows without numbers that look like others.
 TEST_F(Fp4Product, QuantizedRowsAreTheCodecs) {
     for (const int64_t cols : {64, 192, 1088, 20800}) {
-        constexpr int64_t kRows = 5;
+        constexpr int64_t kRows = 7;
         std::vector<float> x;
         std::mt19937 random(3);
         for (int64_t i = 0; i < kRows * cols; ++i) {
             const float value = static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f;
-            // Of many sizes; a row and a block of zeros.
-            const bool zero = i / cols == 1 || (i / cols == 2 && i % cols < 16);
-            x.push_back(zero ? 0.0f : std::ldexp(value, static_cast<int>(random() % 12)));
+            // Of many sizes; a row and a block of zeros; rows whose scale is the least, of numbers
+            // with a few bits and with more.
+            const int64_t row = i / cols;
+            const bool zero = row == 1 || (row == 2 && i % cols < 16);
+            const int size = row == 5 ? -157 : row == 6 ? -137 : 0;
+            x.push_back(zero ? 0.0f : std::ldexp(value, static_cast<int>(random() % 12) + size));
         }
         for (const Nvfp4Policy policy : {Nvfp4Policy::kFourSix, Nvfp4Policy::kSearch}) {
             const Fp4Quantized other = quantize_fp4(x, kRows, cols, policy);
@@ -280,6 +292,8 @@ TEST_F(Fp4Product, QuantizedRowsAreTheCodecs) {
         EXPECT_TRUE(std::isnan(out.row_scales[3])) << cols;
         EXPECT_TRUE(std::isnan(out.row_scales[4])) << cols;
         EXPECT_EQ(out.row_scales[2], right.row_scales[2]) << cols;
+        EXPECT_EQ(out.row_scales[5], kNvfp4LeastScale) << cols;
+        EXPECT_EQ(out.row_scales[6], kNvfp4LeastScale) << cols;
     }
 }
 

@@ -1,15 +1,22 @@
-// The probes of the FP4 instruction for all cards, and a product through the ops.
+// The probes of the FP4 instructions for all cards, and products through the ops.
 #include <algorithm>
 #include <cmath>
 
 #include "backends/cuda/linear/fp4_self_test.cuh"
+#include "backends/cuda/linear/gemm_nvfp4_sm120.cuh"
 #include "core/codec.h"
 
 namespace tessera::cuda {
 namespace {
 
-/// Numbers of E2M1 times 1 or 2 a block of 16, which both roundings leave as they are but for a bit
-/// of f32. Each block has the largest number.
+constexpr DType kFormats[] = {DType::kNVFP4};  ///< of weights that packed rows meet
+constexpr int64_t kColumns = 17 * 64;          ///< the last stage of the product is half full
+/// Rows of the weight and of tokens repeat after so many, no multiples of which are tiles apart:
+/// what lands in another tile's place is seen, and the host needs few sums.
+constexpr int64_t kFeatures = 61, kTokens = 53;
+
+/// Numbers of E2M1 times 1 or 2 a block of 32, which all roundings leave as they are but for a bit
+/// of f32. Each block of 16 has the largest number.
 std::vector<float> exact_values(int64_t count, uint32_t seed) {
     constexpr float kMagnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     std::vector<float> values(static_cast<size_t>(count));
@@ -17,71 +24,149 @@ std::vector<float> exact_values(int64_t count, uint32_t seed) {
     for (int64_t i = 0; i < count; ++i) {
         state = state * 1664525u + 1013904223u;
         const float magnitude = i % 16 == i / 16 % 16 ? 6.0f : kMagnitudes[state >> 29];
-        const float block = i / 16 % 3 == 0 ? 2.0f : 1.0f;
+        const float block = i / 32 % 3 == 0 ? 2.0f : 1.0f;
         values[static_cast<size_t>(i)] = ((state >> 28 & 1u) != 0 ? -magnitude : magnitude) * block;
     }
     return values;
 }
 
-}  // namespace
-
-std::vector<std::string> check_fp4_instruction(Device& device) {
-    return fp4_probe::check<NativeFp4Mma>(device);
+/// `rows` rows, those of `from` over and over.
+template <class T>
+std::vector<T> repeated(const std::vector<T>& from, int64_t rows, size_t row_size) {
+    std::vector<T> out(static_cast<size_t>(rows) * row_size);
+    for (size_t done = 0; done < out.size(); done += from.size())
+        std::copy_n(from.begin(), std::min(from.size(), out.size() - done), out.data() + done);
+    return out;
 }
 
-std::vector<std::string> check_fp4_product(CudaOps& ops) {
-    constexpr int64_t kFeatures = 272, kColumns = 192;
-    constexpr int32_t kTokens = 77;
-    const std::vector<float> w = exact_values(kFeatures * kColumns, 1);
-    const std::vector<float> x = exact_values(kTokens * kColumns, 2);
-    const auto row_bytes = static_cast<size_t>(dtype_bytes(DType::kNVFP4, kColumns));
-    std::vector<std::byte> encoded(kFeatures * row_bytes);
+/// Operands, and the sums of their rows by the definition.
+struct RepeatedOperands {
+    std::vector<float> w = exact_values(kFeatures * kColumns, 1);
+    std::vector<float> x = exact_values(kTokens * kColumns, 2);
+    std::vector<double> sums, sizes;  ///< [kTokens][kFeatures]; sums of magnitudes
+
+    RepeatedOperands() {
+        for (int64_t t = 0; t < kTokens; ++t) {
+            for (int64_t n = 0; n < kFeatures; ++n) {
+                double sum = 0.0, size = 0.0;
+                for (int64_t k = 0; k < kColumns; ++k) {
+                    const double term = double{x[static_cast<size_t>(t * kColumns + k)]} *
+                                        w[static_cast<size_t>(n * kColumns + k)];
+                    sum += term;
+                    size += std::abs(term);
+                }
+                sums.push_back(sum);
+                sizes.push_back(size);
+            }
+        }
+    }
+};
+
+struct Shape {
+    int64_t features;
+    int32_t tokens;
+};
+
+/// A product that takes these tiles, the last of which are not full: where the choice allows it
+/// more of them than the card has multiprocessors, so that blocks take a second one. None: no
+/// tokens.
+Shape shape_for(const sm120::TileChoice& tile, int32_t multiprocessors) {
+    for (const int32_t quarters : {7, 5, 3, 1}) {
+        for (const int32_t token_tiles : {8, 3, 1}) {
+            const int64_t feature_tiles = ceil_div(quarters * multiprocessors, 4 * token_tiles);
+            const Shape shape{feature_tiles * tile.features - 19, token_tiles * tile.tokens - 11};
+            const sm120::TileChoice chosen =
+                sm120::choose_tile(shape.features, shape.tokens, multiprocessors);
+            if (chosen.features == tile.features && chosen.tokens == tile.tokens) return shape;
+        }
+    }
+    return {};
+}
+
+/// The product as the engine runs it.
+std::vector<float> multiply(CudaOps& ops,
+                            const RepeatedOperands& operands,
+                            DType format,
+                            const Shape& shape) {
+    const auto row_bytes = static_cast<size_t>(dtype_bytes(format, kColumns));
+    std::vector<std::byte> rows_of_weight(kFeatures * row_bytes);
     for (int64_t n = 0; n < kFeatures; ++n)
-        quantize_row(DType::kNVFP4, w.data() + n * kColumns, kColumns,
-                     encoded.data() + static_cast<size_t>(n) * row_bytes, Nvfp4Policy::kAmax6);
+        quantize_row(format, operands.w.data() + n * kColumns, kColumns,
+                     rows_of_weight.data() + static_cast<size_t>(n) * row_bytes,
+                     Nvfp4Policy::kAmax6);
+    const std::vector<std::byte> encoded = repeated(rows_of_weight, shape.features, row_bytes);
+    const std::vector<float> x = repeated(operands.x, shape.tokens, kColumns);
     const Weight weight = ops.upload({.name = "self-test",
-                                      .format = DType::kNVFP4,
-                                      .rows = kFeatures,
+                                      .format = format,
+                                      .rows = shape.features,
                                       .cols = kColumns,
                                       .data = encoded.data(),
                                       .scales = {}});
-    const auto place = [&](int64_t rows, int64_t cols) {
-        return make_tensor(ops.allocate(static_cast<size_t>(rows * cols) * sizeof(float)),
-                           DType::kF32, {rows, cols});
+    const auto place = [&](int64_t cols) {
+        return make_tensor(ops.allocate(static_cast<size_t>(shape.tokens * cols) * sizeof(float)),
+                           DType::kF32, {shape.tokens, cols});
     };
-    const Tensor rows = place(kTokens, kColumns), out = place(kTokens, kFeatures);
+    const Tensor rows = place(kColumns), out = place(shape.features);
     ops.copy_to_device(rows.data, x.data(), x.size() * sizeof(float));
-    const auto multiply = [&](Arena& arena) {
-        Exec ex{arena, kTokens};
+    const auto run = [&](Arena& arena) {
+        Exec ex{arena, shape.tokens};
         const GemmInput input = ops.prepare(ex, rows, weight.wants);
         ops.linear(ex, input, weight, Tensor{}, out, Accumulate::kNo);
     };
     Arena plan(nullptr, 0);
-    multiply(plan);
+    run(plan);
     Arena arena(ops.allocate(plan.peak_bytes()), plan.peak_bytes());
-    multiply(arena);
-    std::vector<float> got(static_cast<size_t>(kTokens * kFeatures));
+    run(arena);
+    std::vector<float> got(static_cast<size_t>(shape.tokens * shape.features));
     ops.copy_to_host(got.data(), out.data, got.size() * sizeof(float));
+    return got;
+}
+
+/// What is wrong with the results; nothing where they are right.
+std::string compare(const std::vector<float>& got,
+                    const RepeatedOperands& operands,
+                    const Shape& shape) {
     int64_t wrong = 0;
     std::string first;
-    for (int64_t t = 0; t < kTokens; ++t) {
-        for (int64_t n = 0; n < kFeatures; ++n) {
-            double sum = 0.0, size = 0.0;
-            for (int64_t k = 0; k < kColumns; ++k) {
-                const double term = double{x[static_cast<size_t>(t * kColumns + k)]} *
-                                    w[static_cast<size_t>(n * kColumns + k)];
-                sum += term;
-                size += std::abs(term);
-            }
-            const float value = got[static_cast<size_t>(t * kFeatures + n)];
-            if (std::abs(value - sum) <= 1e-6 * size) continue;
+    for (int64_t t = 0; t < shape.tokens; ++t) {
+        for (int64_t n = 0; n < shape.features; ++n) {
+            const auto of = static_cast<size_t>(t % kTokens * kFeatures + n % kFeatures);
+            const float value = got[static_cast<size_t>(t * shape.features + n)];
+            if (std::abs(value - operands.sums[of]) <= 1e-6 * operands.sizes[of]) continue;
             if (wrong++ == 0)
-                first = text("; token ", t, ", feature ", n, " is ", value, " instead of ", sum);
+                first = text("; token ", t, ", feature ", n, " is ", value, " instead of ",
+                             operands.sums[of]);
         }
     }
-    if (wrong == 0) return {};
-    return {text(wrong, " of ", got.size(), " results of a product of ", kTokens, " tokens with ",
-                 kFeatures, "x", kColumns, " are wrong", first)};
+    return wrong == 0 ? "" : text(wrong, " of ", got.size(), " results are wrong", first);
+}
+
+}  // namespace
+
+std::vector<std::string> check_fp4_instruction(Device& device) {
+    std::vector<std::string> faults = fp4_probe::check<NativeFp4Mma>(device);
+    if (faults.empty()) faults = fp4_probe::check_rounding<rows::NativeE2m1>(device);
+    return faults;
+}
+
+std::vector<std::string> check_fp4_product(CudaOps& ops, int32_t multiprocessors) {
+    const RepeatedOperands operands;
+    std::vector<std::string> faults;
+    for (const sm120::TileChoice& tile : sm120::kTiles) {
+        const Shape shape = shape_for(tile, multiprocessors);
+        const std::string tiles = text("tiles of ", tile.features, " x ", tile.tokens);
+        if (shape.tokens == 0) faults.push_back(text("no product was found that takes ", tiles));
+        for (const DType format : kFormats) {
+            if (shape.tokens == 0) continue;
+            const std::string wrong =
+                compare(multiply(ops, operands, format, shape), operands, shape);
+            if (!wrong.empty())
+                faults.push_back(text("in a product of ", shape.tokens, " tokens with ",
+                                      shape.features, "x", kColumns, " of ",
+                                      dtype_info(format).name, " in ", tiles, " ", wrong));
+        }
+    }
+    return faults;
 }
 
 }  // namespace tessera::cuda

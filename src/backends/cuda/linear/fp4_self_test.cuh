@@ -1,11 +1,13 @@
 #pragma once
-// Probes of the FP4 instruction: a warp makes the operands of each, multiplies, and compares every
-// sum with its definition. A template, so that tests see it find an instruction that is wrong.
+// Probes of the FP4 instructions: a warp makes the operands of each, multiplies, and compares every
+// sum with its definition; or rounds numbers in two ways. Templates, so that tests see them find an
+// instruction that is wrong.
 
 #include <cstdint>
 
 #include "backends/cuda/linear/fp4_self_test.h"
 #include "backends/cuda/ptx/fp4_mma.cuh"
+#include "backends/cuda/rows/nearest_e2m1.cuh"
 
 namespace tessera::cuda {
 namespace fp4_probe {
@@ -127,6 +129,88 @@ std::vector<std::string> check(Device& device) {
                  ", column ", first.column, ", with scale lanes ", first.row_selector, " and ",
                  first.token_selector, ", gave row ", first.sum_row, ", token ", first.sum_token,
                  " the sum ", first.got, " instead of ", first.expected)};
+}
+
+/// Numbers under a scale: 63 at the ties between two numbers of E2M1 and beside them, others.
+inline constexpr int kRounded = 256, kScales = 127;
+
+/// A number that is rounded wrongly.
+struct Misrounding {
+    float number;
+    int32_t scale;          ///< its code
+    int32_t got, expected;  ///< codes, where they differ: else what is wrong is the squared error
+};
+struct Misroundings {
+    int32_t wrong;  ///< numbers; -1: this machine code has no such instruction
+    Misrounding first;
+};
+
+__device__ inline float rounded_number(int index, uint32_t scale_code) {
+    constexpr uint64_t kTies = 0x140e0a07050301u;  // four times each, a byte
+    constexpr int kBeside = 9;
+    const float scale = rows::ue4m3_value(scale_code);
+    const uint32_t random = mixed(scale_code * kRounded + static_cast<uint32_t>(index));
+    if (index < kBeside * 7) {
+        const auto tie = static_cast<float>(kTies >> (index / kBeside * 8) & 0xffu) * 0.25f;
+        return __int_as_float(__float_as_int(tie * scale) + index % kBeside - kBeside / 2);
+    }
+    if (index == 63) return __uint_as_float(0x7fffffffu);
+    if (index == 64) return 0.0f;
+    if (index == 65) return 0x1p100f;
+    if (index < 80) return __uint_as_float(random >> 9);  // subnormal
+    return static_cast<float>(random >> 8) * 0x1p-21f * scale;
+}
+
+/// Blocks of kRounded / 4 threads, one for each scale.
+template <class Tried>
+__global__ void probe_rounding(Misroundings* findings) {
+    if constexpr (Tried::kAvailable) {
+        const uint32_t scale_code = blockIdx.x;
+        const float scale = rows::ue4m3_value(scale_code);
+        for (const float sign : {1.0f, -1.0f}) {
+            float numbers[4], errors[4], right_errors[4];
+            for (int i = 0; i < 4; ++i)
+                numbers[i] =
+                    sign * rounded_number(static_cast<int>(4 * threadIdx.x) + i, scale_code);
+            const Tried tried(scale);
+            const rows::SoftwareE2m1 right(scale);
+            const uint32_t codes = tried.codes(numbers), right_codes = right.codes(numbers);
+            tried.squared_errors(numbers, errors);
+            right.squared_errors(numbers, right_errors);
+            for (int i = 0; i < 4; ++i) {
+                const auto got = static_cast<int32_t>(codes >> (4 * i) & 15u);
+                const auto expected = static_cast<int32_t>(right_codes >> (4 * i) & 15u);
+                const bool same_error =
+                    __float_as_uint(errors[i]) == __float_as_uint(right_errors[i]) ||
+                    (isnan(errors[i]) && isnan(right_errors[i]));
+                if ((got == expected && same_error) || atomicAdd(&findings->wrong, 1) > 0) continue;
+                findings->first = {numbers[i], static_cast<int32_t>(scale_code), got, expected};
+            }
+        }
+    } else {
+        if (blockIdx.x == 0 && threadIdx.x == 0) findings->wrong = -1;
+    }
+}
+
+template <class Tried>
+std::vector<std::string> check_rounding(Device& device) {
+    auto* const memory = reinterpret_cast<Misroundings*>(device.allocate(sizeof(Misroundings)));
+    Misroundings found{};
+    device.send(memory, &found, sizeof(found));
+    device.launch("probe_rounding", probe_rounding<Tried>, dim3(kScales), dim3(kRounded / 4), 0,
+                  memory);
+    device.synchronize();
+    check_cuda(cudaMemcpy(&found, memory, sizeof(found), cudaMemcpyDeviceToHost),
+               "reading the results of probes");
+    if (found.wrong == 0) return {};
+    if (found.wrong < 0) return {"this build has no FP4 instruction for this card"};
+    const Misrounding& first = found.first;
+    return {text(found.wrong, " of ", 2 * kRounded * kScales,
+                 " numbers are wrongly rounded to E2M1; ", first.number, " under the scale code ",
+                 first.scale,
+                 first.got == first.expected
+                     ? std::string(" has another squared error")
+                     : text(" has the code ", first.got, " instead of ", first.expected))};
 }
 
 }  // namespace fp4_probe

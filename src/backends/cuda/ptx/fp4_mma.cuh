@@ -5,18 +5,10 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/cvt_e2m1.cuh"
 #include "backends/cuda/ptx/permute.cuh"
 
 namespace tessera::cuda {
-
-#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__)
-#    if __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1200 && __CUDA_ARCH_FAMILY_SPECIFIC__ < 1300
-#        define TESSERA_NATIVE_FP4 1
-#    endif
-#endif
-#ifndef TESSERA_NATIVE_FP4
-#    define TESSERA_NATIVE_FP4 0
-#endif
 
 /// mma.m16n8k64 of sm_120f.
 struct NativeFp4Mma {

@@ -4,7 +4,7 @@
 // two, so that operands are read once. Bound by bytes.
 
 #include "backends/cuda/ptx/saturate.cuh"
-#include "backends/cuda/rows/encode.cuh"
+#include "backends/cuda/rows/nearest_e2m1.cuh"
 #include "backends/cuda/rows/norm.cuh"
 
 namespace tessera::cuda::rows {
@@ -50,12 +50,7 @@ struct E4m3Scale {
 /// and fourth value of all, the others the first and third.
 __device__ __forceinline__ float squared_error(const Four& four, float scale, bool upper) {
     float terms[4];
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-        const float magnitude = fabsf(four.value[i]);
-        const float error = minus(mul(e2m1_value(nv_code(magnitude, scale)), scale), magnitude);
-        terms[i] = mul(error, error);
-    }
+    NearestE2m1(scale).squared_errors(four.value, terms);
     float first = upper ? terms[1] : terms[0], second = upper ? terms[3] : terms[2];
     first = plus(first, of_lane(upper ? terms[0] : terms[1], 2));
     second = plus(second, of_lane(upper ? terms[2] : terms[3], 2));
@@ -79,7 +74,7 @@ struct ScaledRow {
             scale = of_row.scale;
             inverse = of_row.inverse;
         } else {
-            scale = largest > 0.0f ? __fdiv_rn(largest, nvfp4_row_span(sink.policy)) : 1.0f;
+            scale = nvfp4_row_scale(largest, sink.policy);
             inverse = 0.0f;
         }
     }
@@ -112,19 +107,19 @@ struct ScaledRow {
         float largest = largest_of(scaled, 0.0f);
         largest = fmaxf(largest, of_lane(largest, 1));
         largest = fmaxf(largest, of_lane(largest, 2));
-        uint32_t block_code = ue4m3_code(__fdiv_rn(largest, 6.0f));
+        // Neither is negative nor NaN, so that these are the codes of ue4m3_code().
+        const uint32_t scales = e4m3_pair(__fdiv_rn(largest, 6.0f), 0.25f * largest);
+        uint32_t block_code = scales & 0xffu;
         if (sink.policy != Nvfp4Policy::kAmax6)
-            block_code = best_scale(scaled, largest, block_code, (column & 8) != 0);
+            block_code = best_scale(scaled, block_code, scales >> 8, (column & 8) != 0);
         const float of_block = ue4m3_value(block_code);
-        uint32_t codes = 0;
+        const uint32_t codes = NearestE2m1(of_block).codes(scaled.value);
         bool numbers = true;
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
-            const uint32_t code = of_block == 0.0f ? 0 : nv_code(scaled.value[i], of_block);
-            codes |= code << (4 * i);
             // What is no number stays none.
             if (scaled.value[i] == scaled.value[i])
-                scaled.value[i] = __fmul_rn(e2m1_value(code), of_block);
+                scaled.value[i] = __fmul_rn(e2m1_value(codes >> (4 * i) & 15u), of_block);
             else
                 numbers = false;
         }
@@ -139,23 +134,21 @@ struct ScaledRow {
     }
 
     /// The code of the scale with the least squared error that the policy tries beside `amax6`, the
-    /// first one in order of the codec among equals. The same for the four lanes of a block;
-    /// `upper` are the two behind.
+    /// first one in order of the codec among equals; the last is `amax4`, which puts the largest
+    /// element at 4. The same for the four lanes of a block; `upper` are the two behind.
     __device__ __forceinline__ uint32_t best_scale(const Four& four,
-                                                   float largest,
                                                    uint32_t amax6,
+                                                   uint32_t amax4,
                                                    bool upper) const {
         const uint32_t tries = sink.policy == Nvfp4Policy::kSearch ? 5 : 1;
         uint32_t best = amax6;
         float least = squared_error(four, ue4m3_value(amax6), upper);
 #pragma unroll 1
         for (uint32_t i = 1; i <= tries; ++i) {
-            // amax6 - 1, + 1, - 2, + 2 and at last what puts the largest element at 4. No code is
-            // below 0, where the subtraction ends up far above.
+            // amax6 - 1, + 1, - 2, + 2 and at last amax4. No code is below 0, where the
+            // subtraction ends up far above.
             const uint32_t step = (i + 1) / 2;
-            const uint32_t code = i == tries   ? ue4m3_code(__fdiv_rn(largest, 4.0f))
-                                  : i % 2 == 1 ? amax6 - step
-                                               : amax6 + step;
+            const uint32_t code = i == tries ? amax4 : i % 2 == 1 ? amax6 - step : amax6 + step;
             const float error = squared_error(four, ue4m3_value(code & 0x7fu), upper);
             if (code > 0x7eu || !(error < least)) continue;
             least = error;
