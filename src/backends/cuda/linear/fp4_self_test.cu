@@ -1,6 +1,7 @@
 // The probes of the FP4 instruction for all cards, and a product through the ops.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "backends/cuda/linear/fp4_self_test.cuh"
 #include "core/codec.h"
@@ -8,8 +9,8 @@
 namespace tessera::cuda {
 namespace {
 
-/// Numbers of E2M1 times 1 or 2 a block of 16, which both roundings leave as they are but for a bit
-/// of f32. Each block has the largest number.
+/// Numbers of E2M1 times 1 or 2 a block of 32, which all roundings leave as they are but for a bit
+/// of f32. Each block of 16 has the largest number.
 std::vector<float> exact_values(int64_t count, uint32_t seed) {
     constexpr float kMagnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     std::vector<float> values(static_cast<size_t>(count));
@@ -17,30 +18,24 @@ std::vector<float> exact_values(int64_t count, uint32_t seed) {
     for (int64_t i = 0; i < count; ++i) {
         state = state * 1664525u + 1013904223u;
         const float magnitude = i % 16 == i / 16 % 16 ? 6.0f : kMagnitudes[state >> 29];
-        const float block = i / 16 % 3 == 0 ? 2.0f : 1.0f;
+        const float block = i / 32 % 3 == 0 ? 2.0f : 1.0f;
         values[static_cast<size_t>(i)] = ((state >> 28 & 1u) != 0 ? -magnitude : magnitude) * block;
     }
     return values;
 }
 
-}  // namespace
-
-std::vector<std::string> check_fp4_instruction(Device& device) {
-    return fp4_probe::check<NativeFp4Mma>(device);
-}
-
-std::vector<std::string> check_fp4_product(CudaOps& ops) {
+std::vector<std::string> check_product(CudaOps& ops, DType format) {
     constexpr int64_t kFeatures = 272, kColumns = 192;
     constexpr int32_t kTokens = 77;
     const std::vector<float> w = exact_values(kFeatures * kColumns, 1);
     const std::vector<float> x = exact_values(kTokens * kColumns, 2);
-    const auto row_bytes = static_cast<size_t>(dtype_bytes(DType::kNVFP4, kColumns));
+    const auto row_bytes = static_cast<size_t>(dtype_bytes(format, kColumns));
     std::vector<std::byte> encoded(kFeatures * row_bytes);
     for (int64_t n = 0; n < kFeatures; ++n)
-        quantize_row(DType::kNVFP4, w.data() + n * kColumns, kColumns,
+        quantize_row(format, w.data() + n * kColumns, kColumns,
                      encoded.data() + static_cast<size_t>(n) * row_bytes, Nvfp4Policy::kAmax6);
     const Weight weight = ops.upload({.name = "self-test",
-                                      .format = DType::kNVFP4,
+                                      .format = format,
                                       .rows = kFeatures,
                                       .cols = kColumns,
                                       .data = encoded.data(),
@@ -81,7 +76,20 @@ std::vector<std::string> check_fp4_product(CudaOps& ops) {
     }
     if (wrong == 0) return {};
     return {text(wrong, " of ", got.size(), " results of a product of ", kTokens, " tokens with ",
-                 kFeatures, "x", kColumns, " are wrong", first)};
+                 kFeatures, "x", kColumns, " of ", dtype_info(format).name, " are wrong", first)};
+}
+
+}  // namespace
+
+std::vector<std::string> check_fp4_instruction(Device& device) {
+    return fp4_probe::check<NativeFp4Mma>(device);
+}
+
+std::vector<std::string> check_fp4_product(CudaOps& ops) {
+    std::vector<std::string> faults;
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4})
+        for (std::string& fault : check_product(ops, format)) faults.push_back(std::move(fault));
+    return faults;
 }
 
 }  // namespace tessera::cuda

@@ -14,8 +14,9 @@ namespace tessera::cuda {
 /// differs from the definition, a line each; a few milliseconds. For cards with the instruction.
 std::vector<std::string> check_fp4_instruction(Device& device);
 
-/// A product of packed rows with a matrix of NVFP4 that has tiles which are not full, against sums
-/// in f64: what differs, a line. For ops whose prompt rows are kFp4 before such a matrix.
+/// Products of packed rows with a matrix of NVFP4 and one of MXFP4 that have tiles which are not
+/// full, against sums in f64: what differs, a line each. For ops whose prompt rows are kFp4 before
+/// such matrices.
 std::vector<std::string> check_fp4_product(CudaOps& ops);
 
 }  // namespace tessera::cuda
