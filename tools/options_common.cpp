@@ -102,7 +102,7 @@ Option act_row(ActPolicy& act) {
 Option emulate_row(bool& fp4) {
     return choice_row(
         {"--emulate", "WHAT", "EMULATE",
-         "fp4: on Hopper, NVFP4 weights meet prompt rows of --act nvfp4 in the kernel "
+         "fp4: on Hopper, NVFP4 and MXFP4 weights meet prompt rows of --act nvfp4 in the kernel "
          "for Blackwell's FP4 tensor cores, their instruction made of others: slow, to "
          "check that kernel"},
         fp4, NamedValues<bool>{{"none", false}, {"fp4", true}});

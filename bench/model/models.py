@@ -48,6 +48,7 @@ MODELS = {
 class Kernels:
     store: list[Kernel]
     gated: list[Kernel]  # of gate and up
+    experts_gated: list[Kernel]  # of those of experts
     x_bytes: float  # of a column of a rounded row
 
 
@@ -81,10 +82,11 @@ def row_bytes(model: Model, x_bytes: float) -> float:
     attending = attention * (8 * query + 12 * kv + query * (8 + x_bytes))
     # Rows are copied to their experts, results of experts are read again to be added.
     routed = model.layers * model.used * (2 * x_bytes + 8) * model.width
-    # Gate and up are one product that leaves as bf16, which a pass rounds further where rows are
-    # e4m3, or two f32 results that a pass joins.
-    joined = {2.0: 0.0, 1.0: 2 + x_bytes}.get(x_bytes, 8 + x_bytes)
-    units = model.layers * (1 + model.used) * model.ffn * joined
+    # Gate and up are one product that leaves as bf16, which a pass rounds further where rows have
+    # scales; those of experts in packed rows are two f32 results that a pass joins.
+    joined = 0.0 if x_bytes == 2.0 else 2 + x_bytes
+    of_expert = joined if x_bytes >= 1.0 else 8 + x_bytes
+    units = model.layers * model.ffn * (joined + model.used * of_expert)
     return norms + mixers + attending + routed + units
 
 
@@ -108,7 +110,7 @@ def products_us(model: Model, card: Card, kernels: Kernels, tokens: int) -> floa
     feeding = us(gated, 2 * model.ffn, width) + us(add, width, model.ffn)
     if model.experts:
         rows = expert_rows(tokens * model.used / model.experts, 64)
-        feeding += us(gated, 2 * model.ffn, width, rows, model.experts)
+        feeding += us(kernels.experts_gated, 2 * model.ffn, width, rows, model.experts)
         feeding += us(store, width, model.ffn, rows, model.experts)
     return delta * nets + attention * attending + model.layers * feeding
 

@@ -31,12 +31,13 @@ PUBLISHED = [(16384, 6122, "llama.cpp"), (16384, 8860, "its proof of concept"), 
 
 def hopper(act: str) -> models.Kernels:
     found = products.hopper_kernels(sass.load(COUNTS))
-    return models.Kernels([found[act]], [found[act + " gate and up"]], found[act].column_bytes)
+    gated = [found[act + " gate and up"]]
+    return models.Kernels([found[act]], gated, gated, found[act].column_bytes)
 
 
 def blackwell() -> models.Kernels:
-    tiles = products.blackwell_kernels(sass.load(COUNTS))
-    return models.Kernels(tiles, tiles, tiles[0].column_bytes)
+    tiles, gated = (products.blackwell_kernels(sass.load(COUNTS), gated) for gated in (False, True))
+    return models.Kernels(tiles, gated, tiles, tiles[0].column_bytes)
 
 
 def predicted_us(row: Row) -> float:
@@ -74,8 +75,9 @@ def print_measured() -> None:
         print(f"| {what}{note} | {CARDS[row['card']].name} | {us:.0f} | {row['us']} | {us / row['us']:.2f} |")
 
 
-def print_product(card: Card, features: int, columns: int, tokens: int) -> None:
-    time = products.fastest(blackwell().store, card, features, columns, tokens)
+def print_product(card: Card, features: int, columns: int, tokens: int, gated: bool = False) -> None:
+    kernels = blackwell().gated if gated else blackwell().store
+    time = products.fastest(kernels, card, features, columns, tokens)
     whole, parts = sum(time.parts.values()), list(time.parts.items())[1:]
     lost = ", ".join(f"{name} {clocks / whole:.1%}" for name, clocks in parts)
     busy = f"{time.utilisation:.0%}"
@@ -111,8 +113,9 @@ def print_blackwell() -> None:
     print_steps()
     print("\n| card | product | tokens | us | FP4 tensor cores busy | where the rest goes |\n|" + "---|" * 6)
     for name in BLACKWELL:
-        for features, columns in ((17408, 5120), (34816, 5120), (5120, 17408)):
-            print_product(CARDS[name], features, columns, 2048)
+        print_product(CARDS[name], 17408, 5120, 2048)
+        print_product(CARDS[name], 34816, 5120, 2048, gated=True)
+        print_product(CARDS[name], 5120, 17408, 2048)
     for tokens in (128, 512, 4096):
         print_product(CARDS["rtx5090"], 17408, 5120, tokens)
     print()

@@ -178,11 +178,13 @@ def hopper_kernels(loops: dict[str, Loop]) -> dict[str, Kernel]:
     }
 
 
-def blackwell_kernels(loops: dict[str, Loop]) -> list[Kernel]:
-    """The tiles of linear/gemm_nvfp4_sm120.cuh, of which a launch has one size."""
+def blackwell_kernels(loops: dict[str, Loop], gated: bool) -> list[Kernel]:
+    """The tiles of linear/gemm_nvfp4_sm120.cuh, of which a launch has one size. `gated`: of gate and up."""
     kernels = []
     for name, loop in loops.items():
-        if match := re.match(r"sm120<(\d+),(\d+)> OMMA", name):
-            features, tokens = (int(x) for x in match.groups())
-            kernels.append(Kernel("fp4", {tokens: loop}, features, 9 / 16, 1, warpgroups=False, ahead=False))
+        match = re.match(r"sm120<(\d+),(\d+),(\d+)> OMMA", name)
+        if match and int(match.group(3)) == int(gated):
+            features, tokens = int(match.group(1)), int(match.group(2))
+            kernels.append(Kernel("fp4", {tokens: loop}, features, 9 / 16, 1, warpgroups=False, ahead=False,
+                                  out_bytes=1.0 if gated else 4.0))
     return kernels

@@ -47,6 +47,14 @@ class Model(unittest.TestCase):
         self.assertGreaterEqual(time.utilisation, 0.75)
 
 
+    def test_gate_and_up_in_one_are_predicted_faster(self) -> None:
+        """Guards against a gated kernel that the model takes for another."""
+        kernels = predict.blackwell()
+        times = [products.fastest(which, CARDS["rtx5090"], 34816, 5120, 2048).us
+                 for which in (kernels.gated, kernels.store)]
+        self.assertLess(times[0], times[1])
+
+
 class MachineCode(unittest.TestCase):
     def test_clocks_of_a_warp(self) -> None:
         """Guards against misread stalls, scoreboards and places of products."""
@@ -69,8 +77,8 @@ class MachineCode(unittest.TestCase):
         """Guards against two kernels under one name in counts.json."""
         name = "_ZN7tessera4cuda8sm90_fp86kernelILi256ELb1EEEvNS0_6hopper4MapsENS1_8OperandsE"
         self.assertEqual(sass.short_name(name), "sm90_fp8<256,1>")
-        tile = "_ZN7tessera4cuda5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi256ELi128EEEEEv14CUtensorMap_st"
-        self.assertEqual(sass.short_name(tile), "sm120<256,128>")
+        tile = "_ZN7tessera4cuda5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi256ELi128EEELb1EEEvNS0_6hopper4MapsE"
+        self.assertEqual(sass.short_name(tile), "sm120<256,128,1>")
 
     def test_changed_code_is_noticed(self) -> None:
         """Guards against stored counts of code that is no longer built."""

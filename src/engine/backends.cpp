@@ -112,7 +112,7 @@ BackendOptions emulating(BackendOptions options) {
     if (options.act == ActPolicy::kAuto) options.act = ActPolicy::kNvfp4;
     if (options.act != ActPolicy::kNvfp4)
         throw UserError(ExitCode::kUsage,
-                        "--emulate fp4 multiplies NVFP4 with NVFP4: it goes with --act nvfp4 or "
+                        "--emulate fp4 multiplies rows of NVFP4: it goes with --act nvfp4 or "
                         "auto alone");
     if (options.name == "cpu" || options.name == "reference")
         throw UserError(

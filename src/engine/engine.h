@@ -44,7 +44,7 @@ struct BackendOptions {
     /// Layers on a card: all or none (then "auto" is the CPU). UserError(kUsage) by Engine for a
     /// number between, as partial offload does not exist.
     int32_t gpu_layers = kAllLayers;
-    /// CUDA on Hopper: products of NVFP4 with NVFP4 as Blackwell has them, their instruction made
+    /// CUDA on Hopper: products of FP4 with NVFP4 as Blackwell has them, their instruction made
     /// of others: slow, to check them. For `act` kNvfp4, which kAuto then is; UserError(kUsage)
     /// with another, and where no such card computes.
     bool emulate_fp4 = false;

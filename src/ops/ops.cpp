@@ -8,6 +8,17 @@
 
 namespace tessera {
 
+namespace {
+
+/// Whether linear_glu rounds the values of prompt rows to bf16.
+bool rounds_gated(ActWants wants) {
+    constexpr unsigned kRounded = 1u << static_cast<unsigned>(ActFormat::kNvfp4) |
+                                  1u << static_cast<unsigned>(ActFormat::kFp4);
+    return (wants.prompt & kRounded) != 0;
+}
+
+}  // namespace
+
 OpCount& count_of(std::vector<OpCount>& counts,
                   std::string_view name,
                   Operands operands,
@@ -55,7 +66,20 @@ GemmInput Ops::linear_glu(
     const Tensor other = ex.arena.allocate(DType::kF32, {x.rows, up.rows});
     linear(ex, x, gate, Tensor{}, gated, Accumulate::kNo);
     linear(ex, x, up, Tensor{}, other, Accumulate::kNo);
-    return glu_input(ex, gated, other, kind, wants);
+    if (!rounds_gated(wants)) return glu_input(ex, gated, other, kind, wants);
+    glu(ex, gated, other, kind, gated);
+    round_gated(ex, gated, wants);
+    return prepare(ex, gated, wants);
+}
+
+void Ops::round_gated(Exec& ex, const Tensor& gated, ActWants wants) {
+    const int64_t prompt = std::min<int64_t>(ex.prompt_rows, gated.rows());
+    if (!rounds_gated(wants) || prompt == 0) return;
+    const Scope scope(ex.arena);
+    const Tensor rows = gated.slice_rows(0, prompt);
+    const Tensor rounded = ex.arena.allocate(DType::kBF16, {prompt, gated.cols()});
+    copy(ex, rows, rounded);
+    copy(ex, rounded, rows);
 }
 
 GemmInput Ops::rms_norm_input(

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "backends/cuda/linear/fp4_places.h"
@@ -14,10 +16,14 @@
 namespace tessera {
 namespace {
 
+using cuda::sm120::kFragmentRows;
 using cuda::sm120::kHalves;
 using cuda::sm120::kRowScaleBytes;
 using cuda::sm120::kStageColumns;
 using cuda::sm120::Places;
+using cuda::sm120::power_scale;
+using cuda::sm120::power_scales;
+using cuda::sm120::row_exponent;
 using cuda::sm120::token_scale_place;
 using cuda::sm120::token_scale_word;
 using cuda::sm120::token_selector;
@@ -125,19 +131,25 @@ struct Stage {
     std::vector<uint8_t> weights, x, weight_scales, x_scales;
 };
 
-/// A tile of the kernel: 8 warps of 16 * Fragments rows, Tokens tokens.
-template <int Fragments, int Tokens>
+/// A tile of the kernel: 8 warps of Fragments times 16 rows, Tokens tokens. With Matrices 2 the
+/// fragments are of gate and of up.
+template <int Fragments, int Tokens, size_t Matrices = 1>
 class Tile {
   public:
-    static constexpr int64_t kFeatures = 8 * 16 * Fragments;
+    static constexpr int64_t kFeatures = Fragments * kFragmentRows;
+    using Out = std::array<std::vector<float>, Matrices>;
 
-    Tile(const Fp4Matrix& weight, const Fp4Matrix& x)
-        : weight_(weight), x_(x), weight_codes_(resident_codes(weight)), x_codes_(plain_codes(x)) {}
+    Tile(const std::array<const Fp4Matrix*, Matrices>& weights, const Fp4Matrix& x)
+        : weights_(weights), x_(x), n_(weights[0]->rows), x_codes_(plain_codes(x)) {
+        for (size_t i = 0; i < Matrices; ++i) weight_codes_[i] = resident_codes(*weights[i]);
+    }
 
     /// out[token][feature] of the whole product.
-    std::vector<float> run() {
-        std::vector<float> out(static_cast<size_t>(x_.rows * weight_.rows));
-        for (int64_t feature = 0; feature < weight_.rows; feature += kFeatures)
+    Out run() {
+        Out out;
+        for (auto& one : out) one.resize(static_cast<size_t>(x_.rows * n_));
+        constexpr int64_t kOwn = kFeatures / static_cast<int64_t>(Matrices);
+        for (int64_t feature = 0; feature < n_; feature += kOwn)
             for (int64_t token = 0; token < x_.rows; token += Tokens) multiply(feature, token, out);
         return out;
     }
@@ -155,16 +167,36 @@ class Tile {
         std::memcpy(&shared.at(place + 3) - 3, &word, 4);
     }
 
+    /// The matrix of a fragment, and its first row there.
+    struct Place {
+        size_t matrix;
+        int64_t row;
+    };
+    static Place place_of(int64_t fragment) {
+        if (Matrices == 2) return {static_cast<size_t>(fragment), 0};
+        return {0, fragment * kFragmentRows};
+    }
+
     Stage load(int64_t feature, int64_t token, int64_t column) const {
-        const int64_t row_bytes = weight_.cols / 2;
-        Stage stage{copy_box(weight_codes_, row_bytes, column / 2, feature, kFeatures),
+        const int64_t row_bytes = x_.cols / 2;
+        Stage stage{{},
                     copy_box(x_codes_, row_bytes, column / 2, token, Tokens),
                     std::vector<uint8_t>(kFeatures * kRowScaleBytes, 0xff),
                     std::vector<uint8_t>(Tokens * kRowScaleBytes, 0xff)};
+        for (int64_t i = 0; i < Fragments; ++i) {
+            const Place place = place_of(i);
+            const std::vector<uint8_t> box =
+                copy_box(weight_codes_[place.matrix], row_bytes, column / 2, feature + place.row,
+                         kFragmentRows);
+            stage.weights.insert(stage.weights.end(), box.begin(), box.end());
+        }
         for (uint32_t half = 0; half < kHalves; ++half) {
-            for (uint32_t row = 0; row < kFeatures; ++row)
+            for (uint32_t row = 0; row < kFeatures; ++row) {
+                const Place place = place_of(row / kFragmentRows);
                 put(stage.weight_scales, weight_scale_place(row, half, Fragments),
-                    scales_of(weight_, feature + row, column + 64 * half));
+                    scales_of(*weights_[place.matrix], feature + place.row + row % kFragmentRows,
+                              column + 64 * half));
+            }
             for (uint32_t row = 0; row < Tokens; ++row)
                 put(stage.x_scales, token_scale_place(row, half),
                     scales_of(x_, token + row, column + 64 * half));
@@ -212,43 +244,51 @@ class Tile {
         }
     }
 
-    void multiply(int64_t feature, int64_t token, std::vector<float>& out) {
+    void multiply(int64_t feature, int64_t token, Out& out) {
         const auto tokens =
             static_cast<uint32_t>((std::min<int64_t>(x_.rows - token, Tokens) + 7) / 8);
         std::vector<Stage> stages;
-        for (int64_t column = 0; column < weight_.cols; column += kStageColumns)
+        for (int64_t column = 0; column < x_.cols; column += kStageColumns)
             stages.push_back(load(feature, token, column));
         for (uint32_t warp = 0; warp < 8; ++warp) {
             // Rows that nobody stores would only take time.
-            if (feature + warp * 16 * Fragments >= weight_.rows) break;
+            if (feature + warp * 16 >= n_) break;
             Sums sums[Fragments][Tokens / 8] = {};
             for (const Stage& stage : stages) step(stage, warp, tokens, sums);
             for (int64_t row = 0; row < 16 * Fragments; ++row) {
-                const int64_t n = feature + warp * 16 * Fragments + row;
+                const Place place = place_of(row / 16);
+                const int64_t n = feature + place.row + warp * 16 + row % 16;
                 for (int64_t i = 0; i < tokens * 8; ++i)
-                    if (n < weight_.rows && token + i < x_.rows)
-                        out[static_cast<size_t>((token + i) * weight_.rows + n)] =
+                    if (n < n_ && token + i < x_.rows)
+                        out[place.matrix][static_cast<size_t>((token + i) * n_ + n)] =
                             sums[row / 16][i / 8][static_cast<size_t>(row % 16)]
                                 [static_cast<size_t>(i % 8)];
             }
         }
     }
 
-    const Fp4Matrix& weight_;
+    std::array<const Fp4Matrix*, Matrices> weights_;
     const Fp4Matrix& x_;
-    std::vector<uint8_t> weight_codes_, x_codes_;
+    int64_t n_;
+    std::array<std::vector<uint8_t>, Matrices> weight_codes_;
+    std::vector<uint8_t> x_codes_;
 };
+
+int wrong_sums(const std::vector<float>& out, const Fp4Matrix& weight, const Fp4Matrix& x) {
+    const std::vector<double> sums = fp4_sums(weight, x).sums;
+    int wrong = 0;
+    for (size_t i = 0; i < sums.size(); ++i) wrong += out[i] != static_cast<float>(sums[i]);
+    return wrong;
+}
 
 template <int Fragments, int Tokens>
 void expect_product(int64_t n, int64_t tokens, int64_t cols) {
     const Fp4Matrix weight = random_fp4(n, cols, /*exact=*/true, static_cast<uint32_t>(n + cols));
     const Fp4Matrix x = random_fp4(tokens, cols, /*exact=*/true, static_cast<uint32_t>(tokens));
-    const std::vector<float> out = Tile<Fragments, Tokens>(weight, x).run();
-    const std::vector<double> sums = fp4_sums(weight, x).sums;
-    int wrong = 0;
-    for (size_t i = 0; i < sums.size(); ++i) wrong += out[i] != static_cast<float>(sums[i]);
-    EXPECT_EQ(wrong, 0) << Fragments << " fragments, tiles of " << Tokens << " tokens: " << n
-                        << " x " << tokens << " x " << cols;
+    const auto out = Tile<Fragments, Tokens>({&weight}, x).run();
+    EXPECT_EQ(wrong_sums(out[0], weight, x), 0)
+        << Fragments << " fragments, tiles of " << Tokens << " tokens: " << n << " x " << tokens
+        << " x " << cols;
 }
 
 // Guards against signs that end up at another value's magnitude.
@@ -279,6 +319,43 @@ TEST(Fp4Lanes, AllWarpsOfATile) {
     expect_product<2, 128>(300, 9, 192);
     expect_product<1, 128>(150, 70, 192);
     expect_product<1, 64>(150, 70, 64);
+}
+
+// Guards against gate and up of a feature that do not meet in a thread, and last tiles of either
+// that reach into the other.
+TEST(Fp4Lanes, GateAndUpShareATile) {
+    for (const int64_t n : {1, 37, 128, 160}) {
+        constexpr int64_t kTokens = 9, kCols = 192;
+        const Fp4Matrix gate = random_fp4(n, kCols, /*exact=*/true, 1);
+        const Fp4Matrix up = random_fp4(n, kCols, /*exact=*/true, 2);
+        const Fp4Matrix x = random_fp4(kTokens, kCols, /*exact=*/true, 3);
+        const auto out = Tile<2, 128, 2>({&gate, &up}, x).run();
+        EXPECT_EQ(wrong_sums(out[0], gate, x), 0) << n;
+        EXPECT_EQ(wrong_sums(out[1], up, x), 0) << n;
+    }
+}
+
+// Guards against scales of MXFP4 that are wrong by a power of two, at the ends of e4m3's range
+// above all: every code in a row of every largest one is exact as far as 2^-17 of that, then 0.
+TEST(Fp4Lanes, PowersOfTwoBecomeUe4m3) {
+    for (int32_t largest = 0; largest < 256; ++largest) {
+        const int32_t exponent = row_exponent(largest);
+        const auto power = double{std::bit_cast<float>(static_cast<uint32_t>(exponent) << 23)};
+        ASSERT_EQ(power, std::ldexp(1.0, exponent - 127)) << largest;
+        for (int32_t code = 0; code < 256; ++code) {
+            const uint32_t scale = power_scale(static_cast<uint32_t>(code), exponent);
+            // Blocks of zeros may have any: it has to be a number.
+            ASSERT_LT(scale, 0x7fu) << code << " of " << largest;
+            if (code > largest) continue;
+            const double exact = largest - code <= 17 ? std::ldexp(1.0, code - 127) : 0.0;
+            ASSERT_EQ(Fp4Matrix::scale_value(scale) * power, exact) << code << " of " << largest;
+        }
+    }
+    for (uint32_t codes = 0; codes < 0x10000u; ++codes) {
+        const uint32_t first = power_scale(codes & 0xffu, 119);
+        const uint32_t second = power_scale(codes >> 8, 119);
+        ASSERT_EQ(power_scales(codes, 119), first | first << 8 | second << 16 | second << 24);
+    }
 }
 
 // Guards against lanes of ldmatrix that meet in a bank: eight rows of a matrix have to lie in all

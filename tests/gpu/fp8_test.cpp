@@ -35,8 +35,9 @@ TEST_F(Fp8, IsForHopperAlone) {
 // prompts that quietly take another kernel.
 TEST_F(Fp8, AnswersAreTheSameForAnyUbatch) {
     if (!refusal().empty()) return;
-    expect_same_answers_for_any_ubatch(
-        fp8_backend(), [](const OpCount& count) { return count.name == "linear[nvfp4,fp8]"; });
+    expect_same_answers_for_any_ubatch(fp8_backend(), DType::kNVFP4, [](const OpCount& count) {
+        return count.name == "linear[nvfp4,fp8]";
+    });
 }
 
 // Guards against a NaN or an infinity that leaves its row, by way of a tile or of a scale.

@@ -414,7 +414,9 @@ GemmInput CpuOps::linear_glu(
                           linear_->operands(gate.format, family.prompt), {});
         run(ex, product);
     }
-    return direct ? input : prepare(ex, gated, wants);
+    if (direct) return input;
+    round_gated(ex, gated, wants);
+    return prepare(ex, gated, wants);
 }
 
 }  // namespace tessera::cpu

@@ -17,7 +17,7 @@ namespace tessera::cuda {
 
 class Device;  // device.cuh
 
-/// How NVFP4 matrices meet prompt rows in kNvfp4.
+/// How NVFP4 and MXFP4 matrices meet prompt rows in kNvfp4.
 enum class Fp4Products : uint8_t {
     kOff,       ///< as bf16, which holds their numbers
     kNative,    ///< by FP4 tensor cores where card and build have them, else as kOff

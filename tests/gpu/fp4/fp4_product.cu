@@ -46,9 +46,9 @@ void run(cuda::Device& device,
          const cuda::Fp4Rows& x,
          std::optional<int> tile) {
     if (tile)
-        cuda::sm120::run_tiles<Mma>(device, product, x, cuda::sm120::kTiles[*tile]);
+        cuda::sm120::run_tiles<Mma>(device, product, DType::kNVFP4, x, cuda::sm120::kTiles[*tile]);
     else
-        cuda::run_gemm_nvfp4_sm120<Mma>(device, product, x);
+        cuda::run_gemm_nvfp4_sm120<Mma>(device, product, DType::kNVFP4, x);
 }
 
 /// Reads the scales of tokens from the lanes of another selector.
@@ -140,7 +140,7 @@ Fp4Quantized quantize_fp4(const std::vector<float>& x,
                           Nvfp4Policy policy) {
     cuda::Device device(cuda::CudaOptions{});
     const auto count = static_cast<size_t>(rows * cols);
-    cuda::rows::ScaledCopy work;
+    cuda::rows::ScaledCopy<float> work;
     work.x.data = send(device, x);
     work.x.stride[0] = cols;
     work.vector = true;
@@ -153,7 +153,7 @@ Fp4Quantized quantize_fp4(const std::vector<float>& x,
     work.sink.policy = policy;
     const int64_t threads = cuda::ceil_div(cols / 4, 32 * cuda::rows::kScaledHeld) * 32;
     device.launch(
-        "quantize_fp4", cuda::rows::scaled_rows_kernel<cuda::rows::ScaledCopy>,
+        "quantize_fp4", cuda::rows::scaled_rows_kernel<cuda::rows::ScaledCopy<float>>,
         dim3(static_cast<unsigned>(rows)),
         dim3(static_cast<unsigned>(std::min<int64_t>(threads, cuda::rows::kScaledMaxThreads))), 0,
         work);

@@ -25,6 +25,9 @@ inline constexpr int kHalves = 2;                          ///< of a stage, an i
 inline constexpr int kHalfUnits = 2;
 inline constexpr int kUnitBytes = 16;
 inline constexpr int kScaleGroup = 64;  ///< tokens whose scales a lane loads at a time
+/// Warps that multiply have 16 rows of the weight out of every so many of the tile, a fragment
+/// each. In gated products the first ones are gate's and the second ones up's: a thread has both.
+inline constexpr int kFragmentRows = 128;
 
 /// Byte of unit 0 to 3 of a row in a stage, as copies with a 64-byte swizzle put it: eight rows of
 /// one unit lie in different banks. Sixteen rows further is sixteen rows of bytes further.
@@ -47,12 +50,12 @@ constexpr uint32_t token_lane_unit(uint32_t lane) {
     return lane / 8 % 2;
 }
 
-/// Byte of the four scales of a half of a row of the weight. Warps have 16 * `words` rows (words 1
-/// or 2) and load that many words a lane, one for every 16 rows.
+/// Byte of the four scales of a half of a row of the weight. Warps have `words` fragments (1 or 2)
+/// and load that many words a lane, one for each.
 constexpr uint32_t weight_scale_place(uint32_t row, uint32_t half, uint32_t words) {
-    const uint32_t warp = row / (16 * words), inside = row % 16;
+    const uint32_t warp = row % kFragmentRows / 16, inside = row % 16;
     const uint32_t lane = 4 * (inside % 8) + 2 * half + inside / 8;
-    return ((warp * 32 + lane) * words + row / 16 % words) * 4;
+    return ((warp * 32 + lane) * words + row / kFragmentRows) * 4;
 }
 /// The selector that reads them.
 constexpr int weight_selector(int half) {
@@ -75,22 +78,21 @@ constexpr int token_selector(int half, int fragment) {
 }
 
 /// Where a warp of the products reads: bytes from the start of a stage's weights, tokens, and of
-/// their scales. Warps have 16 * Fragments rows of the weight.
+/// their scales.
 template <int Fragments>
 struct Places {
     uint32_t weights, tokens, weight_scales, token_scales;
 
     constexpr Places(uint32_t warp, uint32_t lane)
-        : weights(
-              unit_place(warp * 16 * Fragments + weight_lane_row(lane), weight_lane_unit(lane))),
+        : weights(unit_place(warp * 16 + weight_lane_row(lane), weight_lane_unit(lane))),
           tokens(unit_place(token_lane_row(lane), token_lane_unit(lane))),
           weight_scales((warp * 32 + lane) * Fragments * 4),
           token_scales(lane * 16) {}
 
-    /// Of 16 rows of the weight, or of tokens from a multiple of 16 on, in one half. Two units
+    /// Of a fragment of the weight, or of tokens from a multiple of 16 on, in one half. Two units
     /// further is another bit of a unit's place.
     constexpr uint32_t weights_of(uint32_t fragment, uint32_t half) const {
-        return (weights ^ half * (kHalfUnits * kUnitBytes)) + fragment * 16 * kRowBytes;
+        return (weights ^ half * (kHalfUnits * kUnitBytes)) + fragment * kFragmentRows * kRowBytes;
     }
     constexpr uint32_t tokens_of(uint32_t token, uint32_t half) const {
         return (tokens ^ half * (kHalfUnits * kUnitBytes)) + token * kRowBytes;
@@ -110,6 +112,27 @@ constexpr uint32_t whole_codes(uint32_t word, const Bits& bits) {
     const uint32_t even = bits.pick_bytes(later, word, 0x6420u);
     const uint32_t odd = bits.pick_bytes(later, word, 0x2075u);
     return bits.choose_bits(0x80808080u, odd, bits.choose_bits(0x77777777u, word, even));
+}
+
+/// MXFP4 weights: the scale 2^(code - 127) of 32 columns becomes two equal ue4m3 numbers, as powers
+/// of two from 2^-9 to 2^8 are, once the row is divided by a power of two that makes the largest of
+/// its blocks with numbers 2^8 (or less where f32 has no such power). This is that power's exponent
+/// as f32 has it.
+constexpr int32_t row_exponent(int32_t largest) {
+    return largest > 9 ? largest - 8 : 1;
+}
+/// The ue4m3 number of a block's scale. Below 2^-9, of blocks 2^-18 times the largest and less, it
+/// is 0; above 2^8, which blocks of zeros may be, 2^8.
+constexpr uint32_t power_scale(uint32_t code, int32_t exponent) {
+    const int32_t power = static_cast<int32_t>(code) - exponent + 7;
+    if (power > 0) return static_cast<uint32_t>(power < 15 ? power : 15) * 8;
+    return power < -2 ? 0 : 8u >> (1 - power);
+}
+/// The four scales of a half from the two codes of its units.
+constexpr uint32_t power_scales(uint32_t codes, int32_t exponent) {
+    return (power_scale(codes & 0xffu, exponent) | power_scale(codes >> 8 & 0xffu, exponent)
+                                                       << 16) *
+           0x101u;
 }
 
 }  // namespace tessera::cuda::sm120

@@ -9,8 +9,8 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr DType kFormats[] = {DType::kNVFP4};  ///< of weights that packed rows meet
-constexpr int64_t kColumns = 17 * 64;          ///< the last stage of the product is half full
+constexpr DType kFormats[] = {DType::kNVFP4, DType::kMXFP4};  ///< of weights that packed rows meet
+constexpr int64_t kColumns = 17 * 64;  ///< the last stage of the product is half full
 /// Rows of the weight and of tokens repeat after so many, no multiples of which are tiles apart:
 /// what lands in another tile's place is seen, and the host needs few sums.
 constexpr int64_t kFeatures = 61, kTokens = 53;

@@ -1,6 +1,6 @@
 #pragma once
-// The product of NVFP4 weights with NVFP4 rows on FP4 tensor cores (sm_120), which multiply 2048
-// pairs of numbers a clock and multiprocessor and apply the block scales themselves.
+// The product of NVFP4 and MXFP4 weights with NVFP4 rows on FP4 tensor cores (sm_120), which
+// multiply 2048 pairs of numbers a clock and multiprocessor and apply the block scales themselves.
 //
 // A block of 384 threads keeps three stages or more of 128 columns in shared memory: four warps
 // bring operands (the copy engine the codes, its threads the scales), eight multiply. Each of those
@@ -10,15 +10,26 @@
 // With 64 x 64 a warp it would be 160 and 19. Sums stay in place. Bound by tensor cores: a product
 // is issued every 16 clocks a quarter of the multiprocessor.
 //
+// Gate and up in one launch: a tile has 128 rows of each, a warp 16 rows of gate and the same of
+// up, so that a thread has both of a feature, and bf16 rows of act(gate) * up leave instead of
+// twice the f32 ones. A pass rounds them further, as the scale of a row needs all of it.
+//
+// MXFP4: the instruction takes one kind of scale for both sides, and rows of x with powers of two
+// for 32 columns would be coarser than they are (its form with ue8m0 was rejected for that). But
+// powers of two are ue4m3 numbers, from 2^-9 to 2^8, so that loader warps make NVFP4 of the
+// weights' scales and a power of two of each row (fp4_places.h).
+//
 // Template parameter Mma: the instruction, or what stands for it on other cards (ptx/fp4_mma.cuh).
 // Rejected: a container of its own with operands in the order of fragments, which would double the
 // memory of cards that also need the decoders' order; multicast, which these cards do not have.
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "backends/cuda/linear/fp4_places.h"
+#include "backends/cuda/linear/gated_tiles.cuh"
 #include "backends/cuda/linear/gemm_nvfp4_sm120.h"
 #include "backends/cuda/linear/hopper_tiles.cuh"
 #include "backends/cuda/ptx/fp4_mma.cuh"
@@ -33,11 +44,12 @@ inline constexpr int kLoaders = 4, kProducers = 8;  ///< warps that bring operan
 inline constexpr int kThreads = 32 * (kLoaders + kProducers);
 inline constexpr int kSharedBytes = 101376;  ///< what a block of sm_120 may have
 static_assert(kThreads == hopper::kThreads, "the shares of registers are for so many threads");
+static_assert(kFragmentRows == 16 * kProducers && kFragmentRows == 32 * kLoaders);
 
 template <int Features, int Tokens>
 struct Tile {
     static constexpr int kFeatures = Features, kTokens = Tokens;
-    static constexpr int kFragments = Features / kProducers / 16;  ///< of a warp
+    static constexpr int kFragments = Features / kFragmentRows;  ///< of a warp
     static_assert(kFragments == 1 || kFragments == 2);
     static_assert(Tokens % kScaleGroup == 0 && Tokens <= 32 * kLoaders);
     static constexpr int kStageBytes = (Features + Tokens) * (kRowBytes + kRowScaleBytes);
@@ -52,28 +64,37 @@ struct Shared {
     uint8_t x[kStages][Tile::kTokens * kRowBytes];
     uint8_t weight_scales[kStages][Tile::kFeatures * kRowScaleBytes];  ///< weight_scale_place()
     uint8_t x_scales[kStages][Tile::kTokens * kRowScaleBytes];         ///< token_scale_place()
-    float factors[Tile::kTokens];
+    float row_scales[Tile::kTokens];                                   ///< 0 behind the last row
     Barrier full[kStages], empty[kStages];
 };
 
 struct Operands {
-    hopper::Operands base;  ///< `tile`, `token_tiles` and `items` say how the tiles are cut
+    hopper::Operands base;  ///< `token_tiles` and `items` say how the tiles are cut
     const uint8_t* x_scales;
     const float* row_scales;
+    const float* row_factors;  ///< of the weight, MXFP4 alone, else null
+    // Gated alone:
+    const float* up_row_factors;
+    __nv_bfloat16* gated;  ///< [rows, n]
 };
 
 /// Tokens from `token` against features from `feature`.
 struct Item {
     int32_t token, feature;
 };
-template <class Tile>
+template <class Tile, bool kGated>
 __device__ __forceinline__ Item item_of(const hopper::Operands& p, int index) {
+    constexpr int kOwn = kGated ? Tile::kFeatures / 2 : Tile::kFeatures;
     // Tiles that run together share their features, of which there is more than of tokens.
-    return {index % p.token_tiles * Tile::kTokens, index / p.token_tiles * Tile::kFeatures};
+    return {index % p.token_tiles * Tile::kTokens, index / p.token_tiles * kOwn};
 }
 
-/// The scales of a stage of one row, four for each half.
+/// The scales of a stage of one row, as they lie in memory: those of two units for each half.
+template <DType F>
 struct RowScales {
+    static constexpr int kUnitBytes = layout_of(F).group_bytes;
+    static_assert(layout_of(F).group_units == 1 && kUnitBytes <= 2);
+    using Word = std::conditional_t<kUnitBytes == 2, uint32_t, uint16_t>;
     uint32_t halves[kHalves];
 
     static __device__ __forceinline__ RowScales load(const uint8_t* row, int step, int64_t units) {
@@ -81,19 +102,48 @@ struct RowScales {
 #pragma unroll
         for (int i = 0; i < kHalves; ++i) {
             const int64_t unit = int64_t{step} * hopper::kStageUnits + kHalfUnits * i;
-            if (unit < units) out.halves[i] = load_word<uint32_t>(row + 2 * unit);
+            if (unit < units) out.halves[i] = load_word<Word>(row + kUnitBytes * unit);
         }
         return out;
     }
 };
 
+/// A row of the weight as the loader warps see it.
+template <DType F>
+struct WeightScales {
+    const uint8_t* scales;
+    int32_t exponent;  ///< of the row's power of two, MXFP4 alone
+
+    __device__ __forceinline__ void start(const Operands& operands, bool up, int64_t row) {
+        const hopper::Operands& p = operands.base;
+        scales = (up ? p.up_scales : p.scales) + row * p.units * RowScales<F>::kUnitBytes;
+        exponent = 0;
+        if constexpr (F == DType::kMXFP4) {
+            const float* factors = up ? operands.up_row_factors : operands.row_factors;
+            exponent = static_cast<int32_t>(__float_as_uint(factors[row]) >> 23);
+        }
+    }
+    /// The four scales of a half.
+    __device__ __forceinline__ uint32_t of(uint32_t half) const {
+        return F == DType::kMXFP4 ? power_scales(half, exponent) : hopper::clean_scales(half);
+    }
+};
+
+/// Puts the scales of a half of the rows that a loader thread has: words beside each other.
+template <int Words>
+__device__ __forceinline__ void put_words(uint8_t* place, const uint32_t (&words)[Words]) {
+    if constexpr (Words == 2)
+        *reinterpret_cast<uint2*>(place) = make_uint2(words[0], words[1]);
+    else
+        *reinterpret_cast<uint32_t*>(place) = words[0];
+}
+
 /// What the loader warps do.
-template <class Mma, class Tile>
-__device__ __forceinline__ void produce(const CUtensorMap* x_map,
-                                        const CUtensorMap* weight_map,
+template <DType F, bool kGated, class Mma, class Tile>
+__device__ __forceinline__ void produce(const hopper::Maps& maps,
                                         const Operands& operands,
                                         Shared<Tile>& shared) {
-    constexpr int kOwnRows = Tile::kFeatures / (32 * kLoaders);
+    constexpr int kOwnRows = Tile::kFragments;
     constexpr uint32_t kBytes = (Tile::kFeatures + Tile::kTokens) * kRowBytes;
     const hopper::Operands& p = operands.base;
     const int thread = static_cast<int>(threadIdx.x);
@@ -101,51 +151,56 @@ __device__ __forceinline__ void produce(const CUtensorMap* x_map,
     Ring<Tile::kStages> ring;
     for (int index = static_cast<int>(blockIdx.x); index < p.items;
          index += static_cast<int>(gridDim.x)) {
-        const Item item = item_of<Tile>(p, index);
+        const Item item = item_of<Tile, kGated>(p, index);
         // Codes of rows that are not there arrive as zeros: any scale will do for them.
-        const uint8_t* rows[kOwnRows];
-        RowScales next[kOwnRows], next_x{};
+        WeightScales<F> rows[kOwnRows];
+        RowScales<F> next[kOwnRows];
+        RowScales<DType::kNVFP4> next_x{};
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i) {
-            const int64_t row = item.feature + thread + 32 * kLoaders * i;
-            rows[i] = p.scales + (row < p.n ? row : p.n - 1) * p.units * 2;
-            next[i] = RowScales::load(rows[i], 0, p.units);
+            const int64_t row = item.feature + thread + (kGated ? 0 : kFragmentRows * i);
+            rows[i].start(operands, /*up=*/kGated && i == 1, row < p.n ? row : p.n - 1);
+            next[i] = RowScales<F>::load(rows[i].scales, 0, p.units);
         }
         const int64_t token = item.token + thread;
         const uint8_t* x_row =
             operands.x_scales + (token < p.rows ? token : p.rows - 1) * p.units * 2;
-        if (has_token) next_x = RowScales::load(x_row, 0, p.units);
+        if (has_token) next_x = RowScales<DType::kNVFP4>::load(x_row, 0, p.units);
         for (int step = 0; step < p.steps; ++step) {
-            RowScales own[kOwnRows];
-            const RowScales own_x = next_x;
+            RowScales<F> own[kOwnRows];
+            const RowScales<DType::kNVFP4> own_x = next_x;
 #pragma unroll
             for (int i = 0; i < kOwnRows; ++i) {
                 own[i] = next[i];
-                next[i] = RowScales::load(rows[i], step + 1, p.units);
+                next[i] = RowScales<F>::load(rows[i].scales, step + 1, p.units);
             }
-            if (has_token) next_x = RowScales::load(x_row, step + 1, p.units);
+            if (has_token) next_x = RowScales<DType::kNVFP4>::load(x_row, step + 1, p.units);
             const int stage = ring.slot;
             barrier_wait(&shared.empty[stage], ring.parity ^ 1);
             Mma::pause(static_cast<uint32_t>(step));
             Barrier* full = &shared.full[stage];
             if (thread == 0) {
                 barrier_arrive_expect(full, kBytes);
-                copy_box(shared.weights[stage], weight_map, step * kRowBytes, item.feature, full);
-                copy_box(shared.x[stage], x_map, step * kRowBytes, item.token, full);
+                uint8_t* const weights = shared.weights[stage];
+                copy_box(weights, &maps.weights, step * kRowBytes, item.feature, full);
+                if constexpr (kGated)
+                    copy_box(weights + kFragmentRows * kRowBytes, &maps.up, step * kRowBytes,
+                             item.feature, full);
+                copy_box(shared.x[stage], &maps.x, step * kRowBytes, item.token, full);
             }
             __syncwarp();
 #pragma unroll
             for (uint32_t half = 0; half < kHalves; ++half) {
+                uint32_t words[kOwnRows];
 #pragma unroll
-                for (int i = 0; i < kOwnRows; ++i) {
-                    const auto row = static_cast<uint32_t>(thread + 32 * kLoaders * i);
-                    const uint32_t place = weight_scale_place(row, half, Tile::kFragments);
-                    *reinterpret_cast<uint32_t*>(shared.weight_scales[stage] + place) =
-                        hopper::clean_scales(own[i].halves[half]);
-                }
-                const uint32_t place = token_scale_place(static_cast<uint32_t>(thread), half);
+                for (int i = 0; i < kOwnRows; ++i) words[i] = rows[i].of(own[i].halves[half]);
+                const auto own_row = static_cast<uint32_t>(thread);
+                put_words(shared.weight_scales[stage] +
+                              weight_scale_place(own_row, half, Tile::kFragments),
+                          words);
                 if (has_token)
-                    *reinterpret_cast<uint32_t*>(shared.x_scales[stage] + place) =
+                    *reinterpret_cast<uint32_t*>(shared.x_scales[stage] +
+                                                 token_scale_place(own_row, half)) =
                         own_x.halves[half];
             }
             barrier_arrive_warp(full);
@@ -228,17 +283,100 @@ __device__ __forceinline__ void multiply(const Shared<Tile>& shared,
     });
 }
 
-/// What the sums of a tile are multiplied by; `tokens` in shared memory, from the thread's first.
-struct TokenFactors {
-    const float* tokens;
-    __device__ __forceinline__ float2 of_tokens(int place) const {
-        return *reinterpret_cast<const float2*>(tokens + place);
+/// What sums of a row of the weight are multiplied by; row_factors may be null.
+__device__ __forceinline__ float factor_of(const float* outer,
+                                           const float* row_factors,
+                                           int64_t row,
+                                           int64_t rows) {
+    if (row_factors == nullptr) return outer[0];
+    return __fmul_rn(outer[0], row_factors[row < rows ? row : rows - 1]);
+}
+
+/// Stores a warp's part of a tile, f32; `tokens` as TileFactors has them.
+template <class Tile>
+__device__ __forceinline__ void store_plain(
+    const Operands& operands,
+    const Item& item,
+    int warp,
+    const float* tokens,
+    const float (&sums)[Tile::kFragments][Tile::kTokens / 2]) {
+    const hopper::Operands& p = operands.base;
+    const int group = static_cast<int>(threadIdx.x) % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < Tile::kFragments; ++i) {
+        const int64_t feature = item.feature + i * kFragmentRows + warp * 16;
+        hopper::TileFactors factors{{}, tokens};
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            factors.features[half] =
+                factor_of(p.outer, operands.row_factors, feature + group + 8 * half, p.n);
+        if (p.add)
+            hopper::store_tile<Tile::kTokens, true>(p, item.token, feature, p.bias, factors,
+                                                    sums[i]);
+        else
+            hopper::store_tile<Tile::kTokens, false>(p, item.token, feature, p.bias, factors,
+                                                     sums[i]);
     }
-    __device__ __forceinline__ float of(int, float token) const { return token; }
-};
+}
+
+/// Stores act(gate) * up of a warp's 16 features, bf16: sums[0] are gate's, sums[1] up's.
+template <class Tile>
+__device__ __forceinline__ void store_gated(const Operands& operands,
+                                            const Item& item,
+                                            int warp,
+                                            const float* tokens,
+                                            float (&sums)[Tile::kFragments][Tile::kTokens / 2]) {
+    constexpr int kRounds = 2;  ///< of 32 tokens between moves of the sums
+    const hopper::Operands& p = operands.base;
+    const int lane = static_cast<int>(threadIdx.x) % 32, group = lane / 4;
+    const bool odd = group % 2 == 1;
+    const int64_t feature = item.feature + warp * 16;
+    if (feature >= p.n) return;  // a warp's features are all there or none
+    hopper::TileFactors factors[2];
+    __nv_bfloat16* out[2];  ///< of a pair of features, at the thread's first token
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int64_t own = feature + group + 8 * half, even = own - group % 2;
+        factors[half] = {{factor_of(p.outer, operands.row_factors, own, p.n),
+                          factor_of(p.up_outer, operands.up_row_factors, own, p.n)},
+                         tokens};
+        out[half] = operands.gated + (item.token + lane % 4 * 2 + group % 2) * p.n +
+                    (p.out_pairs ? transposed_pair_place(even) : even);
+    }
+    int64_t left = p.rows - item.token - lane % 4 * 2 - group % 2;
+    // A loop, as the activation is long: the sums move instead of the places that are read.
+#pragma unroll 1
+    for (int first = 0; first < Tile::kTokens; first += 32 * kRounds) {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int at = 16 * round + 2 * half;
+                float values[8];
+                hopper::gate_values(p.glu, factors[half], first + 32 * round, sums[0] + at,
+                                    sums[1] + at, values);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const __nv_bfloat162 pair = hopper::gated_pair(values, j, odd);
+                    if (32 * round + 8 * j < left)
+                        *reinterpret_cast<__nv_bfloat162*>(out[half] + (32 * round + 8 * j) * p.n) =
+                            pair;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            out[i] += 32 * kRounds * p.n;
+#pragma unroll
+            for (int j = 0; j + 16 * kRounds < Tile::kTokens / 2; ++j)
+                sums[i][j] = sums[i][j + 16 * kRounds];
+        }
+        left -= 32 * kRounds;
+    }
+}
 
 /// What the warps that multiply do.
-template <class Mma, class Tile>
+template <bool kGated, class Mma, class Tile>
 __device__ __forceinline__ void consume(const Operands& operands, Shared<Tile>& shared) {
     const hopper::Operands& p = operands.base;
     const int thread = static_cast<int>(threadIdx.x) - 32 * kLoaders;
@@ -249,17 +387,15 @@ __device__ __forceinline__ void consume(const Operands& operands, Shared<Tile>& 
     make_opaque(places.tokens);
     make_opaque(places.weight_scales);
     make_opaque(places.token_scales);
-    const float outer = p.outer[0];
     Ring<Tile::kStages> ring;
     for (int index = static_cast<int>(blockIdx.x); index < p.items;
          index += static_cast<int>(gridDim.x)) {
-        const Item item = item_of<Tile>(p, index);
-        // Nobody reads the factors of the tile before any more.
+        const Item item = item_of<Tile, kGated>(p, index);
+        // Nobody reads the scales of the tile before any more.
         named_sync(1, 32 * kProducers);
         for (int i = thread; i < Tile::kTokens; i += 32 * kProducers)
-            shared.factors[i] = item.token + i < p.rows
-                                    ? __fmul_rn(outer, operands.row_scales[item.token + i])
-                                    : 0.0f;
+            shared.row_scales[i] =
+                item.token + i < p.rows ? operands.row_scales[item.token + i] : 0.0f;
         named_sync(1, 32 * kProducers);
         float sums[Tile::kFragments][Tile::kTokens / 2] = {};
         for (int step = 0; step < p.steps; ++step) {
@@ -269,25 +405,17 @@ __device__ __forceinline__ void consume(const Operands& operands, Shared<Tile>& 
             barrier_arrive_warp(&shared.empty[ring.slot]);
             ring.next();
         }
-        const TokenFactors factors{shared.factors + lane % 4 * 2};
-#pragma unroll
-        for (int i = 0; i < Tile::kFragments; ++i) {
-            const int64_t feature = item.feature + (warp * Tile::kFragments + i) * 16;
-            if (p.add)
-                hopper::store_tile<Tile::kTokens, true>(p, item.token, feature, p.bias, factors,
-                                                        sums[i]);
-            else
-                hopper::store_tile<Tile::kTokens, false>(p, item.token, feature, p.bias, factors,
-                                                         sums[i]);
-        }
+        const float* const tokens = shared.row_scales + lane % 4 * 2;
+        if constexpr (kGated)
+            store_gated<Tile>(operands, item, warp, tokens, sums);
+        else
+            store_plain<Tile>(operands, item, warp, tokens, sums);
     }
 }
 
-template <class Mma, class Tile>
+template <class Mma, class Tile, bool kGated>
 __global__ void __launch_bounds__(kThreads, 1)
-    kernel(const __grid_constant__ CUtensorMap x_map,
-           const __grid_constant__ CUtensorMap weight_map,
-           const __grid_constant__ Operands p) {
+    kernel(const __grid_constant__ hopper::Maps maps, const __grid_constant__ Operands p) {
     static_assert(sizeof(Shared<Tile>) <= kSharedBytes);
     if constexpr (Mma::kAvailable) {
         extern __shared__ __align__(1024) unsigned char memory[];
@@ -302,10 +430,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         __syncthreads();
         if (threadIdx.x < 32 * kLoaders) {
             fewer_registers<hopper::kLoaderRegisters>();
-            produce<Mma>(&x_map, &weight_map, p, shared);
+            if (p.base.format == DType::kNVFP4)
+                produce<DType::kNVFP4, kGated, Mma>(maps, p, shared);
+            else
+                produce<DType::kMXFP4, kGated, Mma>(maps, p, shared);
         } else {
             more_registers<hopper::kProductRegisters>();
-            consume<Mma>(p, shared);
+            consume<kGated, Mma>(p, shared);
         }
     }
 }
@@ -321,14 +452,23 @@ inline CUtensorMap codes_map(const uint8_t* codes, int64_t row_bytes, int64_t ro
                        .box = {kRowBytes, static_cast<uint32_t>(box)}});
 }
 
-template <class Mma, class Tile>
-void launch(Device& device, const Product& product, const Fp4Rows& x, Operands p) {
+/// `up`: codes of gated products, else null.
+template <class Mma, class Tile, bool kGated>
+void launch(
+    Device& device, const Product& product, const uint8_t* up, const Fp4Rows& x, Operands p) {
+    constexpr int kOwn = kGated ? Tile::kFeatures / 2 : Tile::kFeatures;
+    p.base.steps = static_cast<int32_t>(ceil_div(product.k, kStageColumns));
+    p.base.token_tiles = static_cast<int32_t>(ceil_div(product.rows, Tile::kTokens));
+    p.base.items = static_cast<int32_t>(p.base.token_tiles * ceil_div(product.n, int64_t{kOwn}));
     const int64_t row_bytes = product.units * kPieceBytes;
+    hopper::Maps maps{};
+    maps.x = codes_map(x.codes, row_bytes, product.rows, Tile::kTokens);
+    maps.weights = codes_map(product.codes, row_bytes, product.n, kOwn);
+    if constexpr (kGated) maps.up = codes_map(up, row_bytes, product.n, kOwn);
     const int blocks = std::min(p.base.items, device.multiprocessors());
-    device.launch("gemm_nvfp4_sm120", kernel<Mma, Tile>, dim3(static_cast<unsigned>(blocks)),
-                  dim3(kThreads), sizeof(Shared<Tile>),
-                  codes_map(x.codes, row_bytes, product.rows, Tile::kTokens),
-                  codes_map(product.codes, row_bytes, product.n, Tile::kFeatures), p);
+    device.launch(kGated ? "gemm_nvfp4_sm120_glu" : "gemm_nvfp4_sm120", kernel<Mma, Tile, kGated>,
+                  dim3(static_cast<unsigned>(blocks)), dim3(kThreads), sizeof(Shared<Tile>), maps,
+                  p);
 }
 
 /// What a tile takes by the count of its products, with what it has to hide besides.
@@ -351,39 +491,50 @@ inline TileChoice choose_tile(int64_t n, int64_t rows, int multiprocessors) {
     return best;
 }
 
-/// The product in tiles of one size.
-template <class Mma>
-void run_tiles(Device& device, const Product& product, const Fp4Rows& x, TileChoice tile) {
+inline Operands operands_of(const Product& product, DType format, const Fp4Rows& x) {
+    check(product.k % 64 == 0, "products of FP4: columns are multiples of 64");
+    check(format == DType::kNVFP4 || (format == DType::kMXFP4 && product.row_factors != nullptr),
+          "products of FP4: NVFP4, or MXFP4 with factors of its rows");
     Operands p{};
-    p.base.scales = product.scales;
-    p.base.outer = product.outer;
-    p.base.bias = product.bias;
-    p.base.out = product.out;
-    p.base.out_stride = product.out_stride;
-    p.base.n = product.n;
-    p.base.rows = product.rows;
-    p.base.units = product.units;
-    p.base.add = product.add;
-    p.base.steps = static_cast<int32_t>(ceil_div(product.k, kStageColumns));
-    p.base.tile = tile.tokens;
-    p.base.token_tiles = static_cast<int32_t>(ceil_div(product.rows, tile.tokens));
-    p.base.items =
-        static_cast<int32_t>(p.base.token_tiles * ceil_div(product.n, int64_t{tile.features}));
+    static_cast<hopper::ProductOperands&>(p.base) = hopper::product_operands(product, format);
     p.x_scales = x.scales;
     p.row_scales = x.row_scales;
-    if (tile.features == 256) return launch<Mma, Tile<256, 128>>(device, product, x, p);
-    if (tile.tokens == 128) return launch<Mma, Tile<128, 128>>(device, product, x, p);
-    launch<Mma, Tile<128, 64>>(device, product, x, p);
+    p.row_factors = product.row_factors;
+    return p;
+}
+
+/// The product in tiles of one size.
+template <class Mma>
+void run_tiles(
+    Device& device, const Product& product, DType format, const Fp4Rows& x, TileChoice tile) {
+    const Operands p = operands_of(product, format, x);
+    if (tile.features == 256)
+        return launch<Mma, Tile<256, 128>, false>(device, product, nullptr, x, p);
+    if (tile.tokens == 128)
+        return launch<Mma, Tile<128, 128>, false>(device, product, nullptr, x, p);
+    launch<Mma, Tile<128, 64>, false>(device, product, nullptr, x, p);
 }
 
 }  // namespace sm120
 
 template <class Mma>
-void run_gemm_nvfp4_sm120(Device& device, const Product& product, const Fp4Rows& x) {
-    check(product.k % 64 == 0, "products of FP4: columns are multiples of 64");
+void run_gemm_nvfp4_sm120(Device& device, const Product& product, DType format, const Fp4Rows& x) {
     if (product.rows == 0) return;
-    sm120::run_tiles<Mma>(device, product, x,
+    sm120::run_tiles<Mma>(device, product, format, x,
                           sm120::choose_tile(product.n, product.rows, device.multiprocessors()));
+}
+
+template <class Mma>
+void run_glu_nvfp4_sm120(
+    Device& device, const Product& gate, const GluProduct& with, DType format, const Fp4Rows& x) {
+    check(gate.n % 32 == 0, "gated products of FP4: features are multiples of 32");
+    if (gate.rows == 0) return;
+    sm120::Operands p = sm120::operands_of(gate, format, x);
+    hopper::add_up(p.base, gate, with);
+    p.up_row_factors = with.row_factors;
+    p.gated = static_cast<__nv_bfloat16*>(with.out);
+    // Of one size: what is gained by smaller ones, where tokens are few, weights are read in.
+    sm120::launch<Mma, sm120::Tile<256, 128>, true>(device, gate, with.codes, x, p);
 }
 
 }  // namespace tessera::cuda

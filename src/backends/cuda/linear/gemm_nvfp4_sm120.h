@@ -1,5 +1,5 @@
 #pragma once
-// The product of NVFP4 weights with NVFP4 rows, for cards with FP4 tensor cores.
+// The product of NVFP4 and MXFP4 weights with NVFP4 rows, for cards with FP4 tensor cores.
 
 #include "backends/cuda/linear/product.cuh"
 
@@ -12,15 +12,21 @@ struct Fp4Rows {
     const float* row_scales;  ///< [rows]; a row that holds a NaN has NaN here
 };
 
-/// A plain product of `product` with `x` for its rows; `product.x` and `x_scales` do not matter.
-/// Columns are a multiple of 64, codes are aligned to 16 bytes and rows of them multiples of 32
-/// bytes, scales of the weight aligned to 4 bytes. A weight's scale 0x7f counts as 0. Sums in f32
-/// over instructions of 64 columns, in the order of the columns, whatever the tiles.
-/// Tiles of 256 x 128, 128 x 128, 128 x 64 features by tokens.
+/// A plain product of `product`, of kNVFP4 or kMXFP4, with `x` for its rows; `product.x` and
+/// `x_scales` do not matter. Columns are a multiple of 64, codes are aligned to 16 bytes and rows
+/// of them multiples of 32 bytes, scales of the weight aligned to 4 bytes. A scale 0x7f of NVFP4
+/// counts as 0. MXFP4 takes `row_factors` (Weight::row_factors): blocks whose scale is below 2^-17
+/// of their row's largest count as 0. Sums in f32 over instructions of 64 columns, in the order of
+/// the columns, whatever the tiles. Tiles of 256 x 128, 128 x 128, 128 x 64 features by tokens.
 /// `Mma`: the instruction, of cards with FP4 tensor cores, or what stands for it on Hopper
 /// (ptx/fp4_mma.cuh).
 template <class Mma>
-void run_gemm_nvfp4_sm120(Device& device, const Product& product, const Fp4Rows& x);
+void run_gemm_nvfp4_sm120(Device& device, const Product& product, DType format, const Fp4Rows& x);
+/// act(gate) * up of two such weights, as run_glu_sm90; both with `row_factors` where MXFP4. Tiles
+/// of 128 features of both by 128 tokens. The sums are those of two products.
+template <class Mma>
+void run_glu_nvfp4_sm120(
+    Device& device, const Product& gate, const GluProduct& with, DType format, const Fp4Rows& x);
 
 struct NativeFp4Mma;
 struct EmulatedFp4Mma;

@@ -45,6 +45,7 @@ using hopper::kThreads;
 using hopper::kWarpgroups;
 using hopper::kWeightRowBytes;
 using hopper::StageScales;
+using hopper::TileFactors;
 
 struct Operands : hopper::Operands {
     const float* row_factors;     ///< of the weight: find_row_factors
@@ -185,18 +186,6 @@ struct Form {
     }
 };
 
-/// What the sums of a tile are multiplied by; `tokens` in shared memory, from the thread's first.
-struct TileFactors {
-    float features[2];
-    const float* tokens;
-    __device__ __forceinline__ float2 of_tokens(int place) const {
-        return *reinterpret_cast<const float2*>(tokens + place);
-    }
-    __device__ __forceinline__ float of(int half, float token) const {
-        return __fmul_rn(features[half], token);
-    }
-};
-
 /// The weights of a thread for one stage, decoded unit by unit: two of a warp's 16 rows, or a row
 /// of eight of gate and one of eight of up.
 template <int Max, bool kGated>
@@ -299,7 +288,8 @@ __device__ __forceinline__ void store_gated(const Operands& p,
             const int place = first + 32 * round;
             if (token + place >= p.rows) return;
             float values[8];
-            hopper::gate_values(p.glu, factors, place, sums + 16 * round, values);
+            const float* gates = sums + 16 * round;
+            hopper::gate_values(p.glu, factors, place, gates, gates + 2, values);
             hopper::store_gated_round(out, thread, token + place, feature, values);
         }
 #pragma unroll

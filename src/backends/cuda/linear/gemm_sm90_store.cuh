@@ -212,7 +212,8 @@ __device__ __forceinline__ void store_gated(const Operands& p,
         for (int round = 0; round < kRounds; ++round) {
             if (token + 32 * round >= item.end) break;
             float values[8];
-            hopper::gate_values(p.glu, factors, 32 * round, sums + 16 * round, values);
+            const float* gates = sums + 16 * round;
+            hopper::gate_values(p.glu, factors, 32 * round, gates, gates + 2, values);
             hopper::store_gated_round({map, collected, p.out_pairs}, thread, token + 32 * round,
                                       feature, values);
         }

@@ -221,6 +221,19 @@ __device__ __forceinline__ void release(Barrier* empty) {
     barrier_arrive_warp_at_all<kBlocks>(empty);
 }
 
+/// What the sums of a tile are multiplied by: two rows of the weight, which a thread has, times
+/// `tokens` in shared memory, from the thread's first.
+struct TileFactors {
+    float features[2];
+    const float* tokens;
+    __device__ __forceinline__ float2 of_tokens(int place) const {
+        return *reinterpret_cast<const float2*>(tokens + place);
+    }
+    __device__ __forceinline__ float of(int half, float token) const {
+        return __fmul_rn(features[half], token);
+    }
+};
+
 /// Stores this thread's part of a tile, with a bias or null; with Add to what is there, which is
 /// loaded in batches.
 template <int Tokens, bool Add, class Factors>

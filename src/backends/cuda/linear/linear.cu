@@ -16,6 +16,12 @@ uint8_t bit_of(ActFormat format) {
     return static_cast<uint8_t>(1u << static_cast<unsigned>(format));
 }
 
+/// What a weight wants of prompt rows that have its columns.
+uint8_t prompt_wants(const Weight& weight) {
+    const bool unpacked = wants_fp4(weight.wants) && !takes_packed(weight);
+    return unpacked ? bit_of(ActFormat::kNvfp4) : weight.wants.prompt;
+}
+
 /// The view that a weight wants.
 const ActView& view_of(const ActViews& views, uint8_t wants) {
     for (const ActView& view : views)
@@ -73,23 +79,44 @@ std::string_view why_general(const Device& device,
     return "activations unpaired or unaligned: general tensor-core kernel";
 }
 
-/// Packed rows of NVFP4 against a matrix of NVFP4.
-void run_fp4([[maybe_unused]] Device& device, const Product& p) {
-    [[maybe_unused]] const Fp4Rows x{static_cast<const uint8_t*>(p.x), p.x_block_scales,
-                                     p.x_scales};
+/// Calls run.operator()<Mma>() with the FP4 instruction of the card, or with what stands for it.
+template <class Run>
+void with_fp4_instruction([[maybe_unused]] Device& device, [[maybe_unused]] const Run& run) {
 #if TESSERA_SM120F
-    if (device.properties().major == 12) return run_gemm_nvfp4_sm120<NativeFp4Mma>(device, p, x);
+    if (device.properties().major == 12) return run.template operator()<NativeFp4Mma>();
 #endif
 #if TESSERA_SM90A
     if (device.properties().major == 9) {
         device.note_fallback("fp4 products: emulated");
-        return run_gemm_nvfp4_sm120<EmulatedFp4Mma>(device, p, x);
+        return run.template operator()<EmulatedFp4Mma>();
     }
 #endif
     check(false, "no product of fp4 on this card");
 }
 
+Fp4Rows fp4_rows(const Product& p) {
+    return {static_cast<const uint8_t*>(p.x), p.x_block_scales, p.x_scales};
+}
+
 }  // namespace
+
+void run_fp4(Device& device, const Product& product, DType format) {
+    device.note_operands(Operands::kFp4);
+    with_fp4_instruction(device, [&]<class Mma>() {
+        run_gemm_nvfp4_sm120<Mma>(device, product, format, fp4_rows(product));
+    });
+}
+
+void run_glu_fp4(Device& device, const Product& gate, const GluProduct& with, DType format) {
+    device.note_operands(Operands::kFp4);
+    with_fp4_instruction(device, [&]<class Mma>() {
+        run_glu_nvfp4_sm120<Mma>(device, gate, with, format, fp4_rows(gate));
+    });
+}
+
+bool takes_packed(const Weight& weight) {
+    return wants_fp4(weight.wants) && weight.cols % 64 == 0;
+}
 
 std::string product_label(std::string_view op, DType format, std::string_view kernel) {
     std::string label(op);
@@ -104,7 +131,7 @@ Product product_of(const ProductCall& call) {
     const bool prompt = call.kind == RowKind::kPrompt;
     const Weight& weight = call.weight;
     const ActView& view = view_of(prompt ? call.x.prompt : call.x.generated,
-                                  prompt ? weight.wants.prompt : weight.wants.generated);
+                                  prompt ? prompt_wants(weight) : weight.wants.generated);
     const bool packed = view.format == ActFormat::kFp4;
     check(view.values.rows() == call.rows && view.values.cols() * (packed ? 2 : 1) == weight.cols,
           "a product's view of its rows");
@@ -123,10 +150,9 @@ Product product_of(const ProductCall& call) {
     p.x_aligned = starts_aligned(view.values, f32 ? 4 : 2, 16);
     if (!view.row_scales.absent()) p.x_scales = view.row_scales.as<float>();
     if (packed) p.x_block_scales = view.block_scales.as<uint8_t>();
-    if (view.format == ActFormat::kFp8) {
+    if (view.format == ActFormat::kFp8)
         check(view.transposed_quads && weight.row_factors != nullptr, "a product of e4m3");
-        p.row_factors = weight.row_factors;
-    }
+    if (packed || view.format == ActFormat::kFp8) p.row_factors = weight.row_factors;
     p.bias = call.bias.absent() ? nullptr : call.bias.as<float>();
     if (!call.out.absent()) {
         p.out = call.out.as<float>();
@@ -162,6 +188,7 @@ bool is_narrow(const Device& device, const Weight& weight) {
 }
 
 bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight) {
+    if (takes_packed(weight)) return true;
     if (!on_hopper(device, weight.format) || is_narrow(device, weight)) return false;
     const uint8_t wants = weight.wants.prompt;
 #if TESSERA_SM90A
@@ -191,12 +218,11 @@ std::byte* allocate_sums([[maybe_unused]] Exec& ex,
 void launch_product(Device& device, const ProductCall& call) {
     Product p = product_of(call);
     const DType format = call.weight.format;
-    const bool e4m3 = p.row_factors != nullptr;
     if (p.x_block_scales != nullptr) {
-        check(call.work == nullptr && format == DType::kNVFP4, "products of fp4 are plain ones");
-        device.note_operands(Operands::kFp4);
-        return run_fp4(device, p);
+        check(call.work == nullptr, "products of fp4 are plain ones");
+        return run_fp4(device, p, format);
     }
+    const bool e4m3 = p.row_factors != nullptr;
     const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
     device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);
     if (tensor_cores && call.work == nullptr && is_narrow(device, call.weight))
@@ -244,8 +270,8 @@ void CudaOps::linear(Exec& ex,
     const int64_t prompt = std::min<int64_t>(ex.prompt_rows, x.rows);
     const bool narrow = prompt > 0 && is_narrow(*device_, weight);
     const ProductCost cost = product_cost(x.rows, weight);
-    const bool e4m3 = prompt > 0 && weight.row_factors != nullptr;
-    const bool fp4 = prompt > 0 && wants_fp4(weight.wants);
+    const bool e4m3 = prompt > 0 && wants_fp8(weight.wants);
+    const bool fp4 = prompt > 0 && takes_packed(weight);
     const Timed timed(*this,
                       product_label("linear", weight.format,
                                     narrow ? "narrow"

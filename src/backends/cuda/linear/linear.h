@@ -44,6 +44,10 @@ ProductCost product_cost(int64_t rows, const Weight& weight);
 /// wants bf16 activations.
 bool is_narrow(const Device& device, const Weight& weight);
 
+/// Whether prompt rows come packed (ActFormat::kFp4) to the weight. A matrix with other columns
+/// than ActView has of them takes the same numbers in bf16.
+bool takes_packed(const Weight& weight);
+
 /// Whether prompt rows of x meet such a weight, and another of its shape, in one gated product.
 bool takes_gated(const Device& device, const GemmInput& x, const Weight& weight);
 

@@ -1,6 +1,7 @@
-// linear_glu: one product of prompt rows on Hopper, which leaves bf16; products and a pass of their
-// results elsewhere.
+// linear_glu: one product of prompt rows on Hopper, and of packed rows, which leaves bf16; products
+// and passes of their results elsewhere.
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "backends/cuda/linear/linear.h"
@@ -16,12 +17,9 @@ struct GatedRows {
     bool pairs;
 };
 
-#if TESSERA_SM90A
 void run_prompt(
     Device& device, const ProductCall& call, const Weight& up, Glu kind, const GatedRows& out) {
     const Product gate = product_of(call);
-    const bool e4m3 = gate.row_factors != nullptr;
-    device.note_operands(e4m3 ? Operands::kFp8 : Operands::k16Bits);
     const GluProduct with{.codes = reinterpret_cast<const uint8_t*>(up.codes),
                           .scales = reinterpret_cast<const uint8_t*>(up.scales),
                           .outer = up.outer_scale,
@@ -29,14 +27,16 @@ void run_prompt(
                           .kind = kind,
                           .out = out.data,
                           .pairs = out.pairs};
+    if (takes_packed(call.weight)) return run_glu_fp4(device, gate, with, call.weight.format);
+#if TESSERA_SM90A
+    const bool e4m3 = gate.row_factors != nullptr;
+    device.note_operands(e4m3 ? Operands::kFp8 : Operands::k16Bits);
     if (e4m3)
         run_glu_sm90_fp8(device, gate, with, call.weight.format);
     else
         run_glu_sm90(device, gate, with, call.weight.format);
-}
-#else
-void run_prompt(Device&, const ProductCall&, const Weight&, Glu, const GatedRows&) {}
 #endif
+}
 
 /// Whether prompt rows run in one product: shapes and formats alone decide, as the result differs
 /// from that of two products where it is e4m3 (rounded to bf16 first), and where columns are cut
@@ -47,11 +47,10 @@ bool is_one_product(const Device& device,
                     const Weight& up,
                     Glu kind,
                     ActWants wants) {
-    constexpr uint8_t kBF16 = 1u << static_cast<unsigned>(ActFormat::kBF16);
-    constexpr uint8_t kFp8 = 1u << static_cast<unsigned>(ActFormat::kFp8);
+    const bool one_format =
+        std::has_single_bit(wants.prompt) && !wanted(wants.prompt, ActFormat::kF32);
     return gate.format == up.format && gate.wants == up.wants &&
-           (kind == Glu::kSwiGlu || kind == Glu::kReGlu) &&
-           (wants.prompt == kBF16 || wants.prompt == kFp8) && gate.rows % 32 == 0 &&
+           (kind == Glu::kSwiGlu || kind == Glu::kReGlu) && one_format && gate.rows % 32 == 0 &&
            takes_gated(device, x, gate);
 }
 
@@ -75,8 +74,8 @@ GemmInput CudaOps::linear_glu(
     const int64_t generated = x.rows - prompt, spare = put_aside ? x.rows : generated;
     const Tensor gated = ex.arena.allocate(DType::kF32, {spare, n});
     const Tensor other = ex.arena.allocate(DType::kF32, {spare, n});
-    // The scale of a row of e4m3 needs all of it.
-    const bool scaled = wants_fp8(wants);
+    // The scale of a row needs all of it.
+    const bool scaled = wants_row_scales(wants);
     const Tensor rounded = ex.arena.allocate(DType::kBF16, {scaled ? prompt : 0, n});
     if (ex.planning()) return input;
     if (generated > 0) {
@@ -104,27 +103,28 @@ GemmInput CudaOps::linear_glu(
     const auto rows = static_cast<double>(prompt);
     const auto products = rows * static_cast<double>(n) * static_cast<double>(x.cols);
     {
-        const bool e4m3 = gate.row_factors != nullptr;
-        const Timed timed(*this, product_label("linear_glu", gate.format, e4m3 ? "fp8" : ""),
-                          4 * products,
+        const std::string_view kernel = takes_packed(gate)      ? "fp4"
+                                        : wants_fp8(gate.wants) ? "fp8"
+                                                                : "";
+        const Timed timed(*this, product_label("linear_glu", gate.format, kernel), 4 * products,
                           2 * static_cast<double>(matrix_bytes(gate.format, n, x.cols)) +
                               2 * rows * static_cast<double>(n + x.cols));
         const ActView& view = input.prompt[0];
-        run_prompt(
-            *device_,
-            {.x = x,
-             .weight = gate,
-             .bias = Tensor{},
-             .out = Tensor{},
-             .rows = prompt,
-             .sums = sums},
-            up, kind,
-            {.data = scaled ? rounded.data : view.values.data, .pairs = view.transposed_pairs});
+        run_prompt(*device_,
+                   {.x = x,
+                    .weight = gate,
+                    .bias = Tensor{},
+                    .out = Tensor{},
+                    .rows = prompt,
+                    .sums = sums},
+                   up, kind,
+                   {.data = scaled ? rounded.data : view.values.data,
+                    .pairs = !scaled && view.transposed_pairs});
     }
     if (scaled) {
         const double elements = rows * static_cast<double>(n);
         const Timed timed(*this, "prepare[bf16]", elements, 3 * elements);
-        store_rounded(*device_, rounded, input.prompt[0]);
+        store_rounded(*device_, rounded, input);
     }
     return input;
 }

@@ -34,7 +34,7 @@ struct Product {
     bool x_paired;                  ///< ActView::transposed_pairs
     const float* x_scales;          ///< e4m3 and nvfp4: per row of the view, else null
     const uint8_t* x_block_scales;  ///< where x is packed NVFP4 (ActFormat::kFp4), else null
-    const float* row_factors;       ///< of the weight, where x is e4m3
+    const float* row_factors;  ///< of the weight, where x is e4m3, or packed and the weight MXFP4
 
     const float* bias;  ///< [n] or null
     float* out;
@@ -164,7 +164,7 @@ struct GluProduct {
     const uint8_t* codes;  ///< of up
     const uint8_t* scales;
     const float* outer;
-    const float* row_factors;  ///< where x is e4m3
+    const float* row_factors;  ///< as Product::row_factors
     Glu kind;
     void* out;
     bool pairs;  ///< ActView::transposed_pairs
@@ -184,6 +184,9 @@ bool gated_sm90_fp8(DType format, int64_t columns);
 template <DType F>
 void find_row_factors(
     Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out);
+/// Products of packed rows, by FP4 tensor cores or what emulates them: gemm_nvfp4_sm120.h.
+void run_fp4(Device& device, const Product& product, DType format);
+void run_glu_fp4(Device& device, const Product& gate, const GluProduct& with, DType format);
 /// Plain products of the same prompt rows with narrow weights of one format, up to
 /// kMostNarrow of them in one launch: narrow.cuh.
 inline constexpr size_t kMostNarrow = 4;

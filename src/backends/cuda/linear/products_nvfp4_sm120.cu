@@ -1,8 +1,10 @@
-// The product of NVFP4 with NVFP4 as cards with FP4 tensor cores have it.
+// The products of packed rows as cards with FP4 tensor cores have them.
 #include "backends/cuda/linear/gemm_nvfp4_sm120.cuh"
 
 namespace tessera::cuda {
 
-template void run_gemm_nvfp4_sm120<NativeFp4Mma>(Device&, const Product&, const Fp4Rows&);
+template void run_gemm_nvfp4_sm120<NativeFp4Mma>(Device&, const Product&, DType, const Fp4Rows&);
+template void run_glu_nvfp4_sm120<NativeFp4Mma>(
+    Device&, const Product&, const GluProduct&, DType, const Fp4Rows&);
 
 }  // namespace tessera::cuda

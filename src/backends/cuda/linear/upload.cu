@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "backends/cuda/linear/fp4_places.h"
 #include "backends/cuda/linear/linear.h"
 #include "backends/cuda/linear/pack.cuh"
 #include "backends/cuda/linear/product.cuh"
@@ -37,11 +38,16 @@ DType stored_format(DType format) {
 struct Places {
     int64_t scales;
     int64_t outer;
-    int64_t factors;  ///< of rows, where `fp8`
+    int64_t factors;  ///< of rows, where `factored`
     int64_t bytes;
 };
 
-Places places_of(const HostWeight& weight, bool fp8) {
+/// Whether products take a factor of each row (Weight::row_factors).
+bool is_factored(DType format, ActWants wants) {
+    return wants_fp8(wants) || (wants_fp4(wants) && format == DType::kMXFP4);
+}
+
+Places places_of(const HostWeight& weight, bool factored) {
     const DType stored = stored_format(weight.format);
     const FormatLayout layout = layout_of(stored);
     const int64_t units = units_of(weight.cols), rows = weight.rows * weight.experts;
@@ -50,7 +56,7 @@ Places places_of(const HostWeight& weight, bool fp8) {
     places.outer = places.scales + round_up(rows * row_scale_bytes(layout, units), kAlignment);
     constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
     places.factors = places.outer + round_up(weight.experts * kFloat, kAlignment);
-    places.bytes = places.factors + (fp8 ? round_up(rows * kFloat, kAlignment) : 0);
+    places.bytes = places.factors + (factored ? round_up(rows * kFloat, kAlignment) : 0);
     return places;
 }
 
@@ -128,6 +134,23 @@ __global__ void pack_elements(const PackArguments a) {
     }
 }
 
+/// The powers of two of rows of MXFP4 whose scales shall be ue4m3 numbers (fp4_places.h), a warp a
+/// row. Scales of blocks of zeros may be anything and do not count.
+__global__ void row_powers(
+    const uint8_t* codes, const uint8_t* scales, int64_t rows, int64_t units, float* out) {
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= rows) return;
+    int largest = 0;
+    for (int64_t unit = row * units + threadIdx.x % 32; unit < (row + 1) * units; unit += 32) {
+        const uint4 own = reinterpret_cast<const uint4*>(codes)[unit];
+        if (((own.x | own.y | own.z | own.w) & 0x77777777u) != 0)
+            largest = max(largest, int{scales[unit]});
+    }
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    if (threadIdx.x % 32 == 0)
+        out[row] = __uint_as_float(static_cast<uint32_t>(sm120::row_exponent(largest)) << 23);
+}
+
 /// memcpy by a few threads: one alone is slower than the bus when it has to fault the file's pages
 /// in.
 void copy_in_parallel(std::byte* to, const std::byte* from, size_t bytes) {
@@ -178,7 +201,8 @@ int64_t matrix_bytes(DType format, int64_t rows, int64_t cols) {
 }
 
 int64_t CudaOps::upload_bytes(const HostWeight& weight) const {
-    return places_of(weight, wants_fp8(wants(weight.format, weight.experts))).bytes;
+    return places_of(weight, is_factored(weight.format, wants(weight.format, weight.experts)))
+        .bytes;
 }
 
 ActWants CudaOps::wants(DType weight_format, int32_t experts) const {
@@ -188,9 +212,9 @@ ActWants CudaOps::wants(DType weight_format, int32_t experts) const {
         const bool fp4 = stored == DType::kNVFP4 || stored == DType::kMXFP4;
         const bool coarse = chosen == ActFormat::kFp8 || chosen == ActFormat::kNvfp4;
         const bool grouped = chosen == ActFormat::kFp8 && experts > 1;
-        // A matrix of NVFP4 has columns by 64, as the product of FP4 takes them.
-        const bool packed = chosen == ActFormat::kNvfp4 && stored == DType::kNVFP4 &&
-                            experts <= 1 && options_.fp4_products != Fp4Products::kOff;
+        // Rows whose columns are not by 64, which MXFP4 alone may have, are not packed (ActView).
+        const bool packed = chosen == ActFormat::kNvfp4 && fp4 && experts <= 1 &&
+                            options_.fp4_products != Fp4Products::kOff;
         if (packed) return bit_of(ActFormat::kFp4);
         // Nobody asked for coarse rows where they are not faster.
         const bool unasked = options_.act_auto;
@@ -207,7 +231,7 @@ Weight CudaOps::upload(const HostWeight& weight) {
     if (upload_ == nullptr) upload_ = decltype(upload_)(new Upload(*device_), Upload::destroy);
     const DTypeInfo& info = dtype_info(weight.format);
     const ActWants wanted = wants(weight.format, weight.experts);
-    const Places places = places_of(weight, wants_fp8(wanted));
+    const Places places = places_of(weight, is_factored(weight.format, wanted));
     std::byte* memory = allocate(static_cast<size_t>(places.bytes));
     // Columns that pad the last unit of a row count as zeros.
     if (weight.cols % kUnit != 0)
@@ -259,14 +283,20 @@ Weight CudaOps::upload(const HostWeight& weight) {
     uploaded.scales = memory + places.scales;
     uploaded.outer_scale = reinterpret_cast<const float*>(memory + places.outer);
     uploaded.wants = wanted;
+    auto* const factors = reinterpret_cast<float*>(memory + places.factors);
+    if (is_factored(weight.format, wanted)) uploaded.row_factors = factors;
+    if (wants_fp4(wanted) && weight.format == DType::kMXFP4)
+        device_->launch("row_powers", row_powers,
+                        dim3(static_cast<unsigned>(ceil_div(weight.rows, kPackThreads / 32))),
+                        dim3(kPackThreads), 0, reinterpret_cast<const uint8_t*>(uploaded.codes),
+                        reinterpret_cast<const uint8_t*>(uploaded.scales), weight.rows,
+                        units_of(weight.cols), factors);
 #if TESSERA_SM90A
     if (wants_fp8(wanted)) {
-        auto* factors = reinterpret_cast<float*>(memory + places.factors);
         const auto find = weight.format == DType::kNVFP4 ? find_row_factors<DType::kNVFP4>
                                                          : find_row_factors<DType::kMXFP4>;
         find(*device_, reinterpret_cast<const uint8_t*>(uploaded.scales), weight.rows,
              units_of(weight.cols), factors);
-        uploaded.row_factors = factors;
     }
 #endif
     return uploaded;

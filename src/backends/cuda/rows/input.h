@@ -48,8 +48,9 @@ struct ScaledStore {
 };
 void store_scaled(Device& device, const Tensor& x, const GemmInput& input, ScaledStore how);
 
-/// Rows of bf16, in order, for a view of e4m3 with transposed quads.
-void store_rounded(Device& device, const Tensor& x, const ActView& view);
+/// Prompt rows of bf16, all of those of `input` in order, for its views with scales: e4m3 with
+/// transposed quads alone, or nvfp4 and fp4.
+void store_rounded(Device& device, const Tensor& x, const GemmInput& input);
 
 /// Columns of gate are a multiple of 4.
 void store_scaled_glu(Device& device,

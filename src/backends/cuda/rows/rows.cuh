@@ -81,6 +81,24 @@ __device__ __forceinline__ Four load_four(const float* row,
     return four;
 }
 
+/// The same of bf16; `vector`: the row starts at a multiple of 8 bytes.
+__device__ __forceinline__ Four load_four(const __nv_bfloat16* row,
+                                          int64_t column,
+                                          int64_t cols,
+                                          bool vector) {
+    Four four;
+    if (vector && column + 4 <= cols) {
+        const uint2 packed = *reinterpret_cast<const uint2*>(row + column);
+        const float2 low = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(packed.x));
+        const float2 high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(packed.y));
+        return {{low.x, low.y, high.x, high.y}};
+    }
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i)
+        four.value[i] = column + i < cols ? __bfloat162float(row[column + i]) : 0.0f;
+    return four;
+}
+
 __device__ __forceinline__ void store_four(
     const Four& four, int64_t column, int64_t cols, bool vector, float* row) {
     if (vector && column + 4 <= cols) {

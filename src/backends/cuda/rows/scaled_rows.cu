@@ -46,7 +46,7 @@ const float* values_of(const Tensor& gain) {
 }  // namespace
 
 void store_scaled(Device& device, const Tensor& x, const GemmInput& input, ScaledStore how) {
-    rows::ScaledCopy work;
+    rows::ScaledCopy<float> work;
     work.x = rows::row_map<const float>(x);
     work.sink = rows::sink_of(input, how.prompt_rows);
     // What stands there already.
@@ -60,8 +60,17 @@ void store_scaled(Device& device, const Tensor& x, const GemmInput& input, Scale
                   work);
 }
 
-void store_rounded(Device& device, const Tensor& x, const ActView& view) {
-    check(view.transposed_quads && x.contiguous(), "rows of bf16 for a product of e4m3");
+void store_rounded(Device& device, const Tensor& x, const GemmInput& input) {
+    check(x.contiguous(), "rows of bf16 for rows with scales");
+    const ActView& view = input.prompt[0];
+    if (view.format != ActFormat::kFp8) {
+        rows::ScaledCopy<__nv_bfloat16> work;
+        work.x = rows::row_map<const __nv_bfloat16>(x);
+        work.sink = rows::sink_of(input, x.rows());
+        work.vector = x.cols() % 4 == 0;
+        return launch_scaled(device, "rounded_rows_scaled", work, x.rows());
+    }
+    check(view.transposed_quads, "rows of bf16 for a product of e4m3");
     const auto eights = static_cast<int32_t>(x.cols() / 8);
     const auto threads =
         std::min<int64_t>(ceil_div(eights, 32 * rows::kRoundedHeld) * 32, rows::kRoundedThreads);

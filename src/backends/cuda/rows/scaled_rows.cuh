@@ -170,9 +170,10 @@ struct ScaledRow {
     }
 };
 
-/// Rows of x as they are.
+/// Rows of x, f32 or bf16, as they are.
+template <class T>
 struct ScaledCopy {
-    RowMap<const float> x;
+    RowMap<const T> x;
     InputSink sink;
     bool vector = false;
 
