@@ -32,7 +32,7 @@ struct BenchTest {
     std::string load_mode;
     ActPolicy act = ActPolicy::kAuto;
     bool delta_bf16 = false;
-    bool emulate_fp4 = false;
+    Emulation emulate = Emulation::kNone;
 };
 
 /// Every combination of the lists in llama-bench's order: prompt tests, generation tests, pairs.

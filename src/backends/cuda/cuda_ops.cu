@@ -68,7 +68,9 @@ CudaOps::CudaOps(const CudaOptions& options)
     check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(*clamped_), device_->stream()),
                "clearing a counter");
     const cudaDeviceProp& card = device_->properties();
-    if (options.act_prompt == ActFormat::kFp8 && (!TESSERA_SM90A || card.major != 9))
+    check(options.general || options.fp4_products != Fp4Products::kEmulated,
+          "FP4 products are emulated beside general kernels");
+    if (options.act_prompt == ActFormat::kFp8 && !device_->hopper_kernels())
         throw UserError(ExitCode::kUsage,
                         text("--act fp8 needs a Hopper card (H100, H200) and a build for sm_90a; ",
                              card.name, " takes auto, bf16 or f32 here"));

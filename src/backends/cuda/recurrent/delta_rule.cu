@@ -135,11 +135,8 @@ std::string_view why_general(const DeltaArgs& delta, bool hopper, bool half) {
 }  // namespace
 
 DType CudaOps::delta_rule_operands() const {
-#if TESSERA_SM90A
-    if (device_->properties().major == 9 && options_.act_prompt != ActFormat::kF32)
-        return options_.delta_bf16 ? DType::kBF16 : DType::kF16;
-#endif
-    return DType::kF32;
+    if (!device_->hopper_kernels() || options_.act_prompt == ActFormat::kF32) return DType::kF32;
+    return options_.delta_bf16 ? DType::kBF16 : DType::kF16;
 }
 
 void CudaOps::gated_delta_rule(Exec& ex,

@@ -17,8 +17,9 @@ bool in_vectors(const HeadRows<T>& rows) {
 
 template <bool kBf16, int kGroups>
 void launch_prepare(Device& device, const HalfArgs& args, int64_t blocks) {
-    device.launch("half_prepare", half_prepare<kBf16, kGroups>, dim3(static_cast<unsigned>(blocks)),
-                  dim3(kGroupThreads * kGroups), sizeof(PrepareShared<kGroups>), args);
+    device.launch_hopper("half_prepare", half_prepare<kBf16, kGroups>,
+                         dim3(static_cast<unsigned>(blocks)), dim3(kGroupThreads * kGroups),
+                         sizeof(PrepareShared<kGroups>), args);
 }
 
 /// The narrow form where all its blocks fit on the card at once: a chunk takes it less time, but
@@ -30,13 +31,13 @@ void launch_scan(Device& device, const HalfArgs& args) {
     // Empty sequences may stand between those with prompt rows.
     const int64_t rows = int64_t{delta.batch.sequences} * delta.heads * delta.size;
     if (rows / kNarrowRows <= device.multiprocessors())
-        device.launch("half_narrow", half_narrow<kBf16>,
-                      dim3(static_cast<unsigned>(rows / kNarrowRows)), dim3(kNarrowThreads),
-                      sizeof(NarrowShared), args);
+        device.launch_hopper("half_narrow", half_narrow<kBf16>,
+                             dim3(static_cast<unsigned>(rows / kNarrowRows)), dim3(kNarrowThreads),
+                             sizeof(NarrowShared), args);
     else
-        device.launch("half_scan", half_scan<kBf16>,
-                      dim3(static_cast<unsigned>(rows / kHalfValueRows)), dim3(kHalfScanThreads),
-                      sizeof(HalfScanShared<kHalfValueRows>), args);
+        device.launch_hopper("half_scan", half_scan<kBf16>,
+                             dim3(static_cast<unsigned>(rows / kHalfValueRows)),
+                             dim3(kHalfScanThreads), sizeof(HalfScanShared<kHalfValueRows>), args);
 }
 
 template <bool kBf16>
