@@ -120,7 +120,7 @@ Option act_policy_row(Nvfp4Policy& policy) {
 
 Option delta_row(bool& bf16) {
     return switch_row({"--delta-bf16, --no-delta-bf16", "", "DELTA_BFLOAT",
-                       "Hopper: prompts run the gated delta rule on bf16 operands, an eighth as "
+                       "GPU: prompts run the gated delta rule on bf16 operands, an eighth as "
                        "precise as f16, for models with values over 65504"},
                       bf16);
 }

@@ -54,7 +54,7 @@ struct BackendOptions {
     /// CUDA. kFp4 is for `act` kNvfp4, which kAuto then is, kGeneral not for kFp8;
     /// UserError(kUsage) otherwise, on the CPU, and for kFp4 where no Hopper card computes.
     Emulation emulate = Emulation::kNone;
-    bool delta_bf16 = false;   ///< CUDA on Hopper: bf16 operands in the gated delta rule, not f16
+    bool delta_bf16 = false;   ///< CUDA: bf16 operands in the gated delta rule, not f16
     bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
     bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
     /// Is told, in one line, why "auto" leaves a card of this machine alone.

@@ -114,7 +114,7 @@ TEST_F(EmulatedFp4, RunsWhatBlackwellCardsRun) {
         options.backend = fp4_backend();
         options.type_k = options.type_v = pages;
         const auto engine = card_engine(options, model_of(architecture, weights));
-        EXPECT_EQ(engine->ops().delta_rule_operands(), DType::kF32);
+        EXPECT_EQ(engine->ops().delta_rule_operands(), DType::kF16);
         engine->set_recording(false);
         Sequence sequence = engine->new_sequence();
         engine->ops().reset_op_counts();

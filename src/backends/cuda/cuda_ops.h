@@ -38,7 +38,7 @@ struct CudaOptions {
     /// The kernels that cards of compute capability 12.x run, in the 99 KiB of shared memory that
     /// a block has there, though the card may have better ones. Implied by kEmulated.
     bool general = false;
-    bool delta_bf16 = false;   ///< Hopper: gated_delta_rule multiplies bf16 instead of f16
+    bool delta_bf16 = false;   ///< gated_delta_rule multiplies bf16 instead of f16
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
     bool synchronous = false;  ///< wait after every kernel, so that a fault names the right one
 };
