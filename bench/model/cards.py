@@ -18,6 +18,7 @@ class Card:
     l2_bytes: float  # a clock and multiprocessor, reads and writes
     dram_gbs: float
     copy_share: float = 0.9  # of dram_gbs that streams reach
+    mma_share: float = 1.0  # of `flops` that mma.sync reaches
 
     def ghz(self, kind: str) -> float:
         return self.clocks_ghz[kind]
@@ -28,10 +29,11 @@ class Card:
 
 def hopper(name: str, bf16_tflops: float, fp8_tflops: float, dram_gbs: float) -> Card:
     """An H200 whose clocks follow from measured peaks. 5.5 TB/s from the second-level cache of an
-    H100 of 114 multiprocessors at 1.755 GHz are 27.5 bytes a clock."""
+    H100 of 114 multiprocessors at 1.755 GHz are 27.5 bytes a clock; others measured 63% of the peak
+    by mma.sync."""
     flops = {"bf16": 4096, "fp8": 8192}
     clocks = {"bf16": bf16_tflops * 1e3 / (132 * 4096), "fp8": fp8_tflops * 1e3 / (132 * 8192)}
-    return Card(name, 132, flops, clocks, 27.5, dram_gbs)
+    return Card(name, 132, flops, clocks, 27.5, dram_gbs, mma_share=0.63)
 
 
 def blackwell(name: str, multiprocessors: int, ghz: float, dram_gbs: float) -> Card:
