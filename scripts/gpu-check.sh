@@ -187,6 +187,8 @@ if [[ $arch == 90a ]]; then
     start ops-fp4 "$tessera" test-ops test -b cuda --emulate fp4 \
         -p '^(MUL_MAT|LINEAR|PREPARE|GLU_INPUT|RMS_NORM_INPUT|GATED_RMS)[A-Z_]*\(type=(NVFP4|MXFP4)'
     start ops-bf16 "$tessera" test-ops test -b cuda --delta-bf16 -o GATED_DELTA_NET
+    start ops-general "$tessera" test-ops test -b cuda --emulate general \
+        -p '^(GATED_DELTA_NET|FLASH_ATTN|LINEAR|MUL_MAT\(type=(NVFP4|MXFP4|Q8_0|BF16))'
 fi
 start hidden env CUDA_VISIBLE_DEVICES= "$tessera" test-ops support -b cuda
 start ops-rest "$tessera" test-ops test -b cuda -p "^(?!$rest)"

@@ -192,7 +192,7 @@ class Sources {
                           .act_nvfp4 = options_.act_nvfp4,
                           .isa = options_.isa,
                           .gpu_layers = test.gpu_layers < 0 ? kAllLayers : test.gpu_layers,
-                          .emulate_fp4 = test.emulate_fp4,
+                          .emulate = test.emulate,
                           .delta_bf16 = test.delta_bf16};
         if (!noted_)
             engine.backend.note = [this](std::string_view text) {

@@ -32,7 +32,7 @@ struct BenchOptions {
     std::vector<int32_t> flash_attn{-1};  ///< -fa: 1 on, 0 off, -1 auto; our attention is the same
     std::vector<std::string> load_mode{"auto"};  ///< -lm: "auto", "none", "mmap"
     std::vector<ActPolicy> act{ActPolicy::kAuto};
-    bool emulate_fp4 = false;  ///< "auto" among `act` is then nvfp4
+    Emulation emulate = Emulation::kNone;  ///< kFp4: "auto" among `act` is then nvfp4
     Nvfp4Policy act_nvfp4 = kActNvfp4;
     bool delta_bf16 = false;
     std::string backend = "auto";

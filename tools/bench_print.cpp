@@ -53,6 +53,18 @@ std::string policy_text(const BenchResult& r) {
     return "none";
 }
 
+std::string_view emulation_name(Emulation emulate) {
+    switch (emulate) {
+        case Emulation::kNone:
+            return "none";
+        case Emulation::kGeneral:
+            return "general";
+        case Emulation::kFp4:
+            return "fp4";
+    }
+    return "?";
+}
+
 /// Fields of csv and json. Those of llama-bench that mean nothing here carry its defaults.
 std::vector<Field> fields_of(const BenchResult& r) {
     const auto integer = [](int64_t value) { return std::to_string(value); };
@@ -111,7 +123,7 @@ std::vector<Field> fields_of(const BenchResult& r) {
         {"act_prompt", Kind::kText, std::string(act_name(r.act_prompt))},
         {"act_policy", Kind::kText, policy_text(r)},
         {"delta_bf16", Kind::kSwitch, t.delta_bf16 ? "1" : "0"},
-        {"emulate", Kind::kText, t.emulate_fp4 ? "fp4" : "none"},
+        {"emulate", Kind::kText, std::string(emulation_name(t.emulate))},
         {"peak_memory_bytes", Kind::kInteger, integer(r.peak_bytes)},
         {"peak_f32_tflops", Kind::kReal, peak(Operands::kF32)},
         {"peak_bf16_tflops", Kind::kReal, peak(Operands::k16Bits)},
@@ -253,8 +265,9 @@ std::vector<Column> columns_for(const BenchOptions& given) {
     if (given.delta_bf16 != usual.delta_bf16)
         columns.push_back({"delta_bf16", 10,
                            [](const R& r) { return std::string(r.test.delta_bf16 ? "1" : "0"); }});
-    if (given.emulate_fp4)
-        columns.push_back({"emulate", 7, [](const R&) { return std::string("fp4"); }});
+    if (given.emulate != usual.emulate)
+        columns.push_back(
+            {"emulate", 7, [](const R& r) { return std::string(emulation_name(r.test.emulate)); }});
     columns.push_back({"test", 15, [](const R& r) { return test_name(r.test); }});
     columns.push_back({"t/s", 20, rate_text});
     return columns;

@@ -20,7 +20,7 @@ void for_each_configuration(const BenchOptions& options, const Use& use) {
     const size_t sources = options.models.size() + options.synth.size();
     BenchTest test;
     test.delta_bf16 = options.delta_bf16;
-    test.emulate_fp4 = options.emulate_fp4;
+    test.emulate = options.emulate;
     for (test.source = 0; test.source < sources; ++test.source)
         for (const int32_t gpu_layers : options.gpu_layers)
             for (const std::string& load_mode : options.load_mode)

@@ -34,7 +34,7 @@ struct BenchTest {
     std::string load_mode;
     ActPolicy act = ActPolicy::kAuto;
     bool delta_bf16 = false;
-    bool emulate_fp4 = false;
+    Emulation emulate = Emulation::kNone;
 };
 
 /// What `act` came to, as ActPolicy names formats: "nvfp4".

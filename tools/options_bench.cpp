@@ -121,7 +121,7 @@ std::vector<Option> tuning_rows(AllOptions& all) {
                     bench.load_mode, modes),
         choices_row({"--act", "FORMAT", "ACT", "format of activations in matrix products"},
                     bench.act, act_policies()),
-        emulate_row(bench.emulate_fp4),
+        emulate_row(bench.emulate),
         act_policy_row(bench.act_nvfp4),
         delta_row(bench.delta_bf16),
         backend_row({"--backend", "NAME", "BACKEND",
@@ -215,7 +215,7 @@ Command test_ops_command(AllOptions& all) {
          {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
                       options.backend.name),
           threads_row(options.backend.threads), act_row(options.backend.act),
-          act_policy_row(options.backend.act_nvfp4), emulate_row(options.backend.emulate_fp4),
+          act_policy_row(options.backend.act_nvfp4), emulate_row(options.backend.emulate),
           delta_row(options.backend.delta_bf16), isa_row(options.backend.isa),
           device_debug_rows(options.backend)[0], device_debug_rows(options.backend)[1]}},
         {"Output",
@@ -241,7 +241,7 @@ Command doctor_command(AllOptions& all) {
          {backend_row({"-b, --backend", "NAME", "BACKEND", "what to check: cpu, cuda, CUDA1, ..."},
                       options.backend.name),
           switch_row({"--quick", "", "", "every tenth case of each op"}, options.quick),
-          emulate_row(options.backend.emulate_fp4), threads_row(options.backend.threads),
+          emulate_row(options.backend.emulate), threads_row(options.backend.threads),
           isa_row(options.backend.isa)}}};
     command.examples = {"tessera doctor", "tessera doctor -b cpu --quick"};
     command.run = [&options] { return run_doctor(options); };

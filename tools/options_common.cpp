@@ -99,13 +99,16 @@ Option act_row(ActPolicy& act) {
         act, act_policies());
 }
 
-Option emulate_row(bool& fp4) {
+Option emulate_row(Emulation& emulate) {
     return choice_row(
         {"--emulate", "WHAT", "EMULATE",
-         "fp4: on Hopper, NVFP4 and MXFP4 weights meet prompt rows of --act nvfp4 in the kernel "
-         "for Blackwell's FP4 tensor cores, their instruction made of others: slow, to "
-         "check that kernel"},
-        fp4, NamedValues<bool>{{"none", false}, {"fp4", true}});
+         "GPU: run what Blackwell cards (sm_120) run; general: every kernel but the products of "
+         "FP4 tensor cores; fp4: those, too, on Hopper with --act nvfp4, the instruction made of "
+         "others: slow, to check them"},
+        emulate,
+        NamedValues<Emulation>{{"none", Emulation::kNone},
+                               {"general", Emulation::kGeneral},
+                               {"fp4", Emulation::kFp4}});
 }
 
 Option act_policy_row(Nvfp4Policy& policy) {
@@ -117,7 +120,7 @@ Option act_policy_row(Nvfp4Policy& policy) {
 
 Option delta_row(bool& bf16) {
     return switch_row({"--delta-bf16, --no-delta-bf16", "", "DELTA_BFLOAT",
-                       "Hopper: prompts run the gated delta rule on bf16 operands, an eighth as "
+                       "GPU: prompts run the gated delta rule on bf16 operands, an eighth as "
                        "precise as f16, for models with values over 65504"},
                       bf16);
 }
@@ -195,7 +198,7 @@ std::vector<Option> machine_rows(EngineOptions& engine) {
     rows.push_back(threads_row(engine.backend.threads));
     rows.push_back(act_row(engine.backend.act));
     rows.push_back(act_policy_row(engine.backend.act_nvfp4));
-    rows.push_back(emulate_row(engine.backend.emulate_fp4));
+    rows.push_back(emulate_row(engine.backend.emulate));
     rows.push_back(delta_row(engine.backend.delta_bf16));
     engine.backend.name = "auto";
     engine.backend.note = print_note;

@@ -64,8 +64,8 @@ std::vector<Option> context_rows(EngineOptions& engine);
 std::vector<Option> machine_rows(EngineOptions& engine);
 Option threads_row(int32_t& threads);
 Option act_row(ActPolicy& act);
-/// What other cards do, made of what this one has: FP4 products.
-Option emulate_row(bool& fp4);
+/// What Blackwell cards do, on this one.
+Option emulate_row(Emulation& emulate);
 Option act_policy_row(Nvfp4Policy& policy);
 Option delta_row(bool& bf16);
 const NamedValues<DType>& cache_types();

@@ -5,9 +5,10 @@ import statistics
 
 from cards import Card
 from products import Kernel, fastest, norm
+from sass import Loop
 
-# Clocks that the kernels for Hopper were measured to take; other cards are taken to have the same
-# beside their products.
+# Clocks that the kernels for Hopper were measured to take. Ends of tiles and what is made of chunks
+# before the scan are taken to cost others the same; steps of general kernels are counted (General).
 ATTENTION_TILE = 11000  # loading queries, first scores, last sums of 128 columns
 SCAN_CHUNK = 1676  # of the delta rule, beside the products
 PREPARE_CHUNK = 4100
@@ -45,11 +46,20 @@ MODELS = {
 
 
 @dataclasses.dataclass(frozen=True)
+class General:
+    """Steps of a warp of the general kernels (sass.STEPS)."""
+
+    attend: dict[int, Loop]  # by size of heads
+    scan: Loop
+
+
+@dataclasses.dataclass(frozen=True)
 class Kernels:
     store: list[Kernel]
     gated: list[Kernel]  # of gate and up
     experts_gated: list[Kernel]  # of those of experts
     x_bytes: float  # of a column of a rounded row
+    general: General | None = None  # attention and delta rule; none: those of Hopper
 
 
 def attention_us(card: Card, tokens: int, behind: int, heads: int, size: int) -> float:
@@ -60,6 +70,35 @@ def attention_us(card: Card, tokens: int, behind: int, heads: int, size: int) ->
     tiles = heads * tokens / 128
     steps = (behind + tokens / 2) / 64 + 0.5
     return tiles * (steps * step + ATTENTION_TILE) / card.multiprocessors / card.ghz("bf16") / 1e3
+
+
+def general_step(card: Card, loop: Loop, warps: int, moved: float) -> float:
+    """Clocks of a step of `warps` warps on each quarter of a multiprocessor, which bring `moved` bytes."""
+    own = loop.mmas * 2 * 16 * 8 * 16 * 4 / (card.flops["bf16"] * card.mma_share)
+    loads = 4 * warps * sum(n * (4 if kind.startswith("LDSM") else 1) for kind, n in loop.shared.items())
+    limits = [own + loop.chain + (warps - 1) * loop.instructions, loads, moved / card.l2_bytes]
+    # One warp by itself is its own products and what is beside them.
+    return norm([*limits, warps * own, warps * loop.instructions] if warps > 1 else limits)
+
+
+def general_attention_us(card: Card, loop: Loop, tokens: int, behind: int, heads: int, size: int) -> float:
+    """Blocks of 64 columns and four warps, as many as 100 KiB hold, against steps of 64 keys."""
+    blocks = 1 if size > 128 else 2
+    step = general_step(card, loop, blocks, blocks * 64 * 2 * 2 * size) / blocks
+    steps = (behind + tokens / 2) / 64 + 0.5
+    clocks = heads * tokens / 64 * (steps * step + ATTENTION_TILE / 2) / card.multiprocessors
+    return clocks / card.ghz("bf16") / 1e3
+
+
+def general_delta_rule_us(card: Card, loop: Loop, tokens: int, key_heads: int, value_heads: int) -> float:
+    """As delta_rule_us, the scan in blocks of four warps, of which a multiprocessor has one."""
+    chunks = tokens / 64
+    moved = (4 * 64 * 64 + 2 * 64 * 64) * 2 + 2 * 64 * 4 + 2 * 64 * 64 * 4  # operands; values, outputs
+    scan = math.ceil(2 * value_heads / card.multiprocessors) * general_step(card, loop, 1, moved)
+    open_flops = 2 * 2 * 64 * 64 * 128 * (key_heads + value_heads) / value_heads
+    prepare = PREPARE_CHUNK + open_flops / (card.flops["bf16"] * card.mma_share)
+    clocks = chunks * (scan + value_heads * prepare / card.multiprocessors)
+    return clocks / card.ghz("bf16") / 1e3
 
 
 def delta_rule_us(card: Card, tokens: int, key_heads: int, value_heads: int) -> float:
@@ -119,11 +158,18 @@ def prompt_us(model: Model, card: Card, kernels: Kernels, tokens: int, at_once: 
     """A prompt of `tokens`, `at_once` of them a pass, by part."""
     attention, delta = model.mixers()
     passes = math.ceil(tokens / at_once)
-    seen = sum(attention_us(card, at_once, i * at_once, model.heads, 256) for i in range(passes))
+    general = kernels.general
+    if general:
+        seen = sum(general_attention_us(card, general.attend[256], at_once, i * at_once, model.heads, 256)
+                   for i in range(passes))
+        nets = general_delta_rule_us(card, general.scan, tokens, model.key_heads, model.value_heads)
+    else:
+        seen = sum(attention_us(card, at_once, i * at_once, model.heads, 256) for i in range(passes))
+        nets = delta_rule_us(card, tokens, model.key_heads, model.value_heads)
     rows = tokens * row_bytes(model, kernels.x_bytes) / (card.dram_gbs * 1e3 * PASS_SHARE)
     return {
         "products": passes * products_us(model, card, kernels, at_once),
         "attention": attention * seen,
-        "delta rule": delta * delta_rule_us(card, tokens, model.key_heads, model.value_heads),
+        "delta rule": delta * nets,
         "rows between": rows,
     }

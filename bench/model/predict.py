@@ -35,9 +35,15 @@ def hopper(act: str) -> models.Kernels:
     return models.Kernels([found[act]], gated, gated, found[act].column_bytes)
 
 
+def general() -> models.General:
+    steps = {name.split()[0]: loop for name, loop in sass.load(COUNTS).items()}
+    attend = {size: steps[f"attend_tile<{size},1>"] for size in (256, 128)}
+    return models.General(attend, steps["half_rows<0>"])
+
+
 def blackwell() -> models.Kernels:
     tiles, gated = (products.blackwell_kernels(sass.load(COUNTS), gated) for gated in (False, True))
-    return models.Kernels(tiles, gated, tiles, tiles[0].column_bytes)
+    return models.Kernels(tiles, gated, tiles, tiles[0].column_bytes, general())
 
 
 def predicted_us(row: Row) -> float:
@@ -47,6 +53,13 @@ def predicted_us(row: Row) -> float:
         kernel = products.hopper_kernels(sass.load(COUNTS))[row["kernel"]]
         time = products.predict(kernel, card, row["features"], row["columns"], row["tokens"])
         return time.us + products.LAUNCH_US
+    if row["kind"] == "general attention":
+        size = row["size"]
+        return models.general_attention_us(card, general().attend[size], row["tokens"], row["behind"],
+                                           row["heads"], size)
+    if row["kind"] == "general delta rule":
+        return models.general_delta_rule_us(card, general().scan, row["tokens"], row["key_heads"],
+                                            row["value_heads"])
     if row["kind"] == "attention":
         return models.attention_us(card, row["tokens"], row["behind"], row["heads"], row["size"])
     if row["kind"] == "delta rule":

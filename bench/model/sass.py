@@ -19,8 +19,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MMA = re.compile(r"\b(HGMMA|QGMMA|OMMA|QMMA|HMMA)\.(\S+)")
 # Clocks until a scoreboard is released; published for Hopper (loads from shared memory 29 to 33).
 LATENCY = {"LDS": 33, "LDSM": 33, "SYNCS": 33, "LDC": 30, "S2R": 30}
-# Clocks that a product of a single warp keeps its tensor core: one after the other, others wait.
-PIPE = {"OMMA": 16}
+# Clocks that a product of a single warp keeps its tensor core: one after the other, others wait. HMMA:
+# operands of 16 bits and f32 sums as on GeForce cards of compute capability 12.x (cards.py).
+PIPE = {"OMMA": 16, "HMMA": 32}
+# Steps of general kernels, which are more than an innermost loop: times that loops inside of one run,
+# with products and with copies. 64 keys for 16 columns of a head of 256 or 128 (f16 pages); a chunk of
+# the delta rule for 16 value rows (f16 operands). Loops with copies are for pages seen in part.
+STEPS = {"attend_tile<256,1>": (4, 0), "attend_tile<128,1>": (1, 0), "half_rows<0>": (1, 2)}
+STEP_IMAGES = ("prompt.", "half.")
 
 
 @dataclasses.dataclass
@@ -123,11 +129,61 @@ def main_loops(code: list[Instruction], labels: dict[str, int]) -> Iterator[Loop
             yield Loop(found[0].rstrip(","), len(found), len(body), chain_of(body), loader, shared)
 
 
+def always(code: list[Instruction], first: int, last: int, labels: dict[str, int],
+           repeated: dict[tuple[int, int], int]) -> list[Instruction]:
+    """What a warp runs of code[first..last], loops inside of it as often as `repeated` says. A
+    conditional jump is taken where it leaves out no product, load of an operand, copy or barrier: such
+    code is for masks, softcaps, saturation, saved states."""
+    ran: list[Instruction] = []
+    place = first
+    while place <= last:
+        loop = next((span for span in repeated if span[0] == place and span != (first, last)), None)
+        if loop:
+            ran += repeated[loop] * always(code, *loop, labels, {})
+            place = loop[1] + 1
+            continue
+        ran.append(code[place])
+        match = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", code[place].text)
+        target = labels.get(match.group(1), 0) if match else 0
+        place += 1
+        if place < target <= last + 1:
+            skipped = [i.opcode() for i in code[place:target]]
+            unconditional = not re.match(r"@|BRA\S*\s+!?U?P", ran[-1].text)
+            if unconditional or not any(re.match(r"HMMA|LDSM|LDGSTS|BAR|STG|LDG\b", name) for name in skipped):
+                place = target
+    return ran
+
+
+def step_of(code: list[Instruction], labels: dict[str, int], times: tuple[int, int]) -> Loop:
+    """A step of a general kernel: the shortest loop with the most products, see STEPS."""
+    spans = []
+    for end, instruction in enumerate(code):
+        match = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", instruction.text)
+        if match and labels.get(match.group(1), end + 1) <= end:
+            spans.append((labels[match.group(1)], end))
+
+    def having(span: tuple[int, int], kind: str) -> int:
+        return sum(i.opcode().startswith(kind) for i in code[span[0] : span[1] + 1])
+
+    outer = max(spans, key=lambda span: (having(span, "HMMA"), span[0] - span[1]))
+    inside = [s for s in spans if s != outer and outer[0] <= s[0] and s[1] <= outer[1]]
+    repeated = {s: times[0] for s in inside if having(s, "HMMA")}
+    repeated |= {s: times[1] for s in inside if having(s, "LDGSTS") and not having(s, "HMMA")}
+    body = always(code, *outer, labels, repeated)
+    products = [i for i in body if MMA.search(i.text)]
+    shared: dict[str, int] = {}
+    for i in body:
+        if i.opcode().startswith("LDS"):
+            shared[i.opcode()] = shared.get(i.opcode(), 0) + 1
+    name = MMA.search(products[0].text).group(0).rstrip(",")  # type: ignore[union-attr]
+    return Loop(name, len(products), len(body), chain_of(body), 0, shared)
+
+
 def short_name(mangled: str) -> str:
     """gemm_sm90<0> of _ZN7tessera4cuda4sm906kernelILb0EEEv...: space and template arguments."""
-    space = re.search(r"4cuda\d+?(sm\d+(?:_[a-z]+\d*)?|\w+?)(?:6kernel|I|E)", mangled)
+    space = re.search(r"4cuda\d+(sm\d+(?:_[a-z]+\d*)?|[a-z]\w*?)(?:6kernel|I|E)", mangled)
     arguments = mangled.split("kernel", 1)[-1].split("EEv")[0]
-    values = re.findall(r"(?:Lb|Li|DTypeE|FormatE)(\d+)", arguments + "E")
+    values = re.findall(r"(?:Lb|Li|DTypeE|FormatE|OperandsE)(\d+)", arguments + "E")
     return (space.group(1) if space else mangled) + "<" + ",".join(values) + ">"
 
 
@@ -143,8 +199,14 @@ def images_of(library: pathlib.Path, folder: str) -> list[pathlib.Path]:
 def counts(library: pathlib.Path, names: tuple[str, ...]) -> dict[str, Loop]:
     """Main loops of the images of a library whose names contain one of `names`."""
     loops: dict[str, Loop] = {}
+    # And steps of general kernels for compute capability 12.x.
     with tempfile.TemporaryDirectory() as folder:
         for image in images_of(library, folder):
+            if image.name.startswith(STEP_IMAGES) and "sm_120" in image.name:
+                for mangled, code, labels in kernels(image):
+                    if times := STEPS.get(short_name(mangled)):
+                        loop = step_of(code, labels, times)
+                        loops[f"{short_name(mangled)} {loop.mma}"] = loop
             if not any(name in image.name for name in names):
                 continue
             for name, code, labels in kernels(image):

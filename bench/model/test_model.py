@@ -3,6 +3,7 @@
 import dataclasses
 import unittest
 
+import models
 import predict
 import products
 import sass
@@ -40,6 +41,18 @@ class Model(unittest.TestCase):
         tiles = predict.blackwell().store
         fast = products.fastest(tiles, CARDS["rtx5090"], 17408, 5120, 2048).us
         self.assertGreater(products.fastest(tiles, slow, 17408, 5120, 2048).us, 1.3 * fast)
+
+    def test_general_steps_count(self) -> None:
+        """Guards against attention and delta rule of Blackwell that no longer follow the built code."""
+        steps, card = predict.general(), CARDS["rtx5090"]
+        slow = dataclasses.replace(steps.scan, chain=2 * steps.scan.chain + 4000)
+        before = models.general_delta_rule_us(card, steps.scan, 16384, 16, 48)
+        self.assertGreater(models.general_delta_rule_us(card, slow, 16384, 16, 48), 1.2 * before)
+        for size, loop in steps.attend.items():
+            us = models.general_attention_us(card, loop, 16384, 0, 24, size)
+            products = 2 * 2 * 16384**2 / 2 * 24 * size / (card.peak_tflops("bf16") * 1e6)
+            self.assertGreater(us, products)
+            self.assertLess(us, 2 * products)
 
     def test_fp4_tensor_cores_are_busy(self) -> None:
         """Guards against an FP4 kernel whose stored loop cannot reach what is wanted of it."""
@@ -79,6 +92,17 @@ class MachineCode(unittest.TestCase):
         self.assertEqual(sass.short_name(name), "sm90_fp8<256,1>")
         tile = "_ZN7tessera4cuda5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi256ELi128EEELb1EEEvNS0_6hopper4MapsE"
         self.assertEqual(sass.short_name(tile), "sm120<256,128,1>")
+        attend = "_ZN7tessera4cuda11attend_tileILi256ELNS0_12TileOperandsE1EEEvNS0_10PromptArgsE"
+        self.assertEqual(sass.short_name(attend), "attend_tile<256,1>")
+
+    def test_step_leaves_out_rare_code(self) -> None:
+        """Guards against steps that count masks, or products of an inner loop once."""
+        code = [instruction(text) for text in (
+            "BAR.SYNC 0x0", "LDSM R0, [R1]", "HMMA.16816.F32 R4, R0, R2, R4", "@P0 BRA `(.L_x_1)",
+            "@!P1 BRA `(.L_x_2)", "FSEL R4, R4, R5", "FSEL R6, R6, R7", "HMMA.16816.F32 R4, R0, R2, R4",
+            "@P2 BRA `(.L_x_0)")]
+        loop = sass.step_of(code, {".L_x_0": 0, ".L_x_1": 1, ".L_x_2": 7}, (4, 0))
+        self.assertEqual((loop.mmas, loop.instructions, loop.shared), (5, 1 + 4 * 3 + 3, {"LDSM": 4}))
 
     def test_changed_code_is_noticed(self) -> None:
         """Guards against stored counts of code that is no longer built."""

@@ -42,7 +42,7 @@ _tessera() {
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
-        --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
+        --emulate) COMPREPLY=($(compgen -W 'none general fp4' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
@@ -70,7 +70,7 @@ _tessera() {
         -fa|--flash-attn) COMPREPLY=($(compgen -W 'auto on off 1 0' -- "$word")); return ;;
         -lm|--load-mode) COMPREPLY=($(compgen -W 'auto none mmap' -- "$word")); return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
-        --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
+        --emulate) COMPREPLY=($(compgen -W 'none general fp4' -- "$word")); return ;;
         --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
@@ -94,7 +94,7 @@ _tessera() {
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
-        --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
+        --emulate) COMPREPLY=($(compgen -W 'none general fp4' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
@@ -132,7 +132,7 @@ _tessera() {
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
-        --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
+        --emulate) COMPREPLY=($(compgen -W 'none general fp4' -- "$word")); return ;;
         --backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
         -dev|--device) return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
@@ -164,7 +164,7 @@ _tessera() {
         -t|--threads) return ;;
         --act) COMPREPLY=($(compgen -W 'auto f32 bf16 int8 nvfp4 fp8' -- "$word")); return ;;
         --act-policy) COMPREPLY=($(compgen -W 'search amax6 four-six' -- "$word")); return ;;
-        --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
+        --emulate) COMPREPLY=($(compgen -W 'none general fp4' -- "$word")); return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
         --output) COMPREPLY=($(compgen -W 'console csv jsonl' -- "$word")); return ;;
         esac
@@ -173,7 +173,7 @@ _tessera() {
     doctor)
         case "$prev" in
         -b|--backend) COMPREPLY=($(compgen -W 'auto cpu cuda reference' -- "$word")); return ;;
-        --emulate) COMPREPLY=($(compgen -W 'none fp4' -- "$word")); return ;;
+        --emulate) COMPREPLY=($(compgen -W 'none general fp4' -- "$word")); return ;;
         -t|--threads) return ;;
         --isa) COMPREPLY=($(compgen -W 'scalar neon avx2 avx512 amx' -- "$word")); return ;;
         esac

@@ -97,9 +97,9 @@ _tessera() {
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
-            '*--emulate=[fp4\: on Hopper, NVFP4 and MXFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
-            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
-            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--emulate=[GPU\: run what Blackwell cards (sm_120) run; general\: every kernel but the products of FP4 tensor cores; fp4\: those, too, on Hopper with --act nvfp4, the instruction made of others\: slow, to check them]:WHAT:(none general fp4)' \
+            '*--delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -155,10 +155,10 @@ _tessera() {
             '*-lm[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--load-mode=[weights are mapped and repacked whatever the value]:MODE:(auto none mmap)' \
             '*--act=[format of activations in matrix products]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
-            '*--emulate=[fp4\: on Hopper, NVFP4 and MXFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
+            '*--emulate=[GPU\: run what Blackwell cards (sm_120) run; general\: every kernel but the products of FP4 tensor cores; fp4\: those, too, on Hopper with --act nvfp4, the instruction made of others\: slow, to check them]:WHAT:(none general fp4)' \
             '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
-            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
-            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*-ngl[layers on the GPU\: -1 or many for all, 0 for the CPU]:N:' \
@@ -203,9 +203,9 @@ _tessera() {
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
-            '*--emulate=[fp4\: on Hopper, NVFP4 and MXFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
-            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
-            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--emulate=[GPU\: run what Blackwell cards (sm_120) run; general\: every kernel but the products of FP4 tensor cores; fp4\: those, too, on Hopper with --act nvfp4, the instruction made of others\: slow, to check them]:WHAT:(none general fp4)' \
+            '*--delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -268,9 +268,9 @@ _tessera() {
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
-            '*--emulate=[fp4\: on Hopper, NVFP4 and MXFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
-            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
-            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--emulate=[GPU\: run what Blackwell cards (sm_120) run; general\: every kernel but the products of FP4 tensor cores; fp4\: those, too, on Hopper with --act nvfp4, the instruction made of others\: slow, to check them]:WHAT:(none general fp4)' \
+            '*--delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--backend=[what computes\: auto (a GPU where there is one), cpu, cuda, CUDA1, or reference, which is slow and exact]:NAME:(auto cpu cuda reference)' \
             '*-dev[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
             '*--device=[CUDA0, CUDA1, ... as CUDA_VISIBLE_DEVICES leaves them, or none]:NAME:' \
@@ -323,9 +323,9 @@ _tessera() {
             '*--threads=[threads of the CPU]:N:' \
             '*--act=[format of activations in matrix products; nvfp4 reproduces the numerics of W4A4, fp8 is for FP4 weights on Hopper]:FORMAT:(auto f32 bf16 int8 nvfp4 fp8)' \
             '*--act-policy=[--act nvfp4\: how the scale of a block is chosen\: amax6 is the usual rule, four-six also tries amax/4, search also tries the neighbouring codes]:NAME:(search amax6 four-six)' \
-            '*--emulate=[fp4\: on Hopper, NVFP4 and MXFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
-            '*--delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
-            '*--no-delta-bf16[Hopper\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--emulate=[GPU\: run what Blackwell cards (sm_120) run; general\: every kernel but the products of FP4 tensor cores; fp4\: those, too, on Hopper with --act nvfp4, the instruction made of others\: slow, to check them]:WHAT:(none general fp4)' \
+            '*--delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
+            '*--no-delta-bf16[GPU\: prompts run the gated delta rule on bf16 operands, an eighth as precise as f16, for models with values over 65504]' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' \
             '*--poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
             '*--no-poison[GPU\: fill fresh memory with 0xFF, which shows reads of unwritten memory]' \
@@ -338,7 +338,7 @@ _tessera() {
             '*-b[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
             '*--backend=[what to check\: cpu, cuda, CUDA1, ...]:NAME:(auto cpu cuda reference)' \
             '*--quick[every tenth case of each op]' \
-            '*--emulate=[fp4\: on Hopper, NVFP4 and MXFP4 weights meet prompt rows of --act nvfp4 in the kernel for Blackwell'\''s FP4 tensor cores, their instruction made of others\: slow, to check that kernel]:WHAT:(none fp4)' \
+            '*--emulate=[GPU\: run what Blackwell cards (sm_120) run; general\: every kernel but the products of FP4 tensor cores; fp4\: those, too, on Hopper with --act nvfp4, the instruction made of others\: slow, to check them]:WHAT:(none general fp4)' \
             '*-t[threads of the CPU]:N:' \
             '*--threads=[threads of the CPU]:N:' \
             '*--isa=[CPU kernels at most this new; default\: the best]:NAME:(scalar neon avx2 avx512 amx)' ;;

@@ -68,14 +68,17 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
     // Not fp8 where the card has it: 1.4 times as fast, but 2% of perplexity that nobody asked for
     // (docs/measurements.md, "Activations side by side").
     const ActPolicy chosen = act == ActPolicy::kAuto ? ActPolicy::kBF16 : act;
-    const cuda::Fp4Products fp4 =
-        options.emulate_fp4 ? cuda::Fp4Products::kEmulated : cuda::Fp4Products::kNative;
+    const cuda::Fp4Products fp4 = options.emulate == Emulation::kNone ? cuda::Fp4Products::kNative
+                                  : options.emulate == Emulation::kFp4
+                                      ? cuda::Fp4Products::kEmulated
+                                      : cuda::Fp4Products::kOff;
     auto ops = cuda::make_cuda_ops({.device = device,
                                     .act_prompt = act_format(chosen),
                                     .act_generated = generated_format(chosen),
                                     .fp4_products = fp4,
                                     .act_auto = act == ActPolicy::kAuto,
                                     .nvfp4 = options.act_nvfp4,
+                                    .general = options.emulate != Emulation::kNone,
                                     .delta_bf16 = options.delta_bf16,
                                     .poison = options.poison,
                                     .synchronous = options.synchronous});
@@ -86,8 +89,9 @@ std::unique_ptr<Ops> make_cuda(const BackendOptions& options, int32_t device) {
                 "CUDA{}: {} failed the self-test, {}; please report what `tessera doctor` "
                 "prints ({})",
                 device, test.checked,
-                options.emulate_fp4 ? "so that results are not to be trusted"
-                                    : "so that products of 16-bit rows take its place",
+                options.emulate == Emulation::kFp4
+                    ? "so that results are not to be trusted"
+                    : "so that products of 16-bit rows take its place",
                 test.faults.front()));
     }
     return ops;
@@ -107,17 +111,21 @@ std::unique_ptr<Ops> try_cuda(const BackendOptions& options) {
     }
 }
 
-/// The options with what --emulate fp4 implies.
+/// The options with what --emulate implies.
 BackendOptions emulating(BackendOptions options) {
-    if (options.act == ActPolicy::kAuto) options.act = ActPolicy::kNvfp4;
-    if (options.act != ActPolicy::kNvfp4)
+    const bool fp4 = options.emulate == Emulation::kFp4;
+    if (fp4 && options.act == ActPolicy::kAuto) options.act = ActPolicy::kNvfp4;
+    if (fp4 && options.act != ActPolicy::kNvfp4)
         throw UserError(ExitCode::kUsage,
                         "--emulate fp4 multiplies rows of NVFP4: it goes with --act nvfp4 or "
                         "auto alone");
+    if (options.act == ActPolicy::kFp8)
+        throw UserError(ExitCode::kUsage,
+                        "--emulate general has no products of --act fp8, which are for Hopper");
     if (options.name == "cpu" || options.name == "reference")
-        throw UserError(
-            ExitCode::kUsage,
-            fmt::format("--emulate fp4 is for Hopper cards: --backend cuda, not {}", options.name));
+        throw UserError(ExitCode::kUsage,
+                        fmt::format("--emulate {} is for cards: --backend cuda, not {}",
+                                    fp4 ? "fp4" : "general", options.name));
     return options;
 }
 
@@ -128,7 +136,7 @@ int64_t bytes_beside(const Ops& ops, std::span<const int64_t> blocks) {
 }
 
 std::unique_ptr<Ops> make_ops(const BackendOptions& given) {
-    const BackendOptions options = given.emulate_fp4 ? emulating(given) : given;
+    const BackendOptions options = given.emulate == Emulation::kNone ? given : emulating(given);
     constexpr std::array<std::string_view, 4> kNames = {"auto", "cpu", "cuda", "reference"};
     if (const auto device = cuda_device(options)) return make_cuda(options, *device);
     if (options.name == "auto") {

@@ -31,6 +31,13 @@ inline constexpr Nvfp4Policy kActNvfp4 = Nvfp4Policy::kSearch;
 
 inline constexpr int32_t kAllLayers = INT32_MAX;
 
+/// What a card runs though it has better kernels: what cards of compute capability 12.x run.
+enum class Emulation : uint8_t {
+    kNone,
+    kGeneral,  ///< all kernels, but no products of FP4 tensor cores
+    kFp4,      ///< those too, the instruction made of others on Hopper: slow, to check them
+};
+
 struct BackendOptions {
     /// "cpu", "reference", "cuda" (the card `device`), "CUDA0", ..., or "auto": a card where there
     /// is one, else the CPU.
@@ -44,11 +51,10 @@ struct BackendOptions {
     /// Layers on a card: all or none (then "auto" is the CPU). UserError(kUsage) by Engine for a
     /// number between, as partial offload does not exist.
     int32_t gpu_layers = kAllLayers;
-    /// CUDA on Hopper: products of FP4 with NVFP4 as Blackwell has them, their instruction made
-    /// of others: slow, to check them. For `act` kNvfp4, which kAuto then is; UserError(kUsage)
-    /// with another, and where no such card computes.
-    bool emulate_fp4 = false;
-    bool delta_bf16 = false;   ///< CUDA on Hopper: bf16 operands in the gated delta rule, not f16
+    /// CUDA. kFp4 is for `act` kNvfp4, which kAuto then is, kGeneral not for kFp8;
+    /// UserError(kUsage) otherwise, on the CPU, and for kFp4 where no Hopper card computes.
+    Emulation emulate = Emulation::kNone;
+    bool delta_bf16 = false;   ///< CUDA: bf16 operands in the gated delta rule, not f16
     bool poison = false;       ///< CUDA: fresh memory is 0xFF, not 0
     bool synchronous = false;  ///< CUDA: wait after every kernel, so that a fault names it
     /// Called with a line for the user where something else runs than was to be expected: "auto"

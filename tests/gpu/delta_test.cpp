@@ -1,5 +1,5 @@
-// Operands of the gated delta rule in prompts on Hopper: f16, or bf16 on request. Other cards keep
-// f32's precision and have nothing to choose.
+// Operands of the gated delta rule in prompts: f16, or bf16 on request, in the scans for Hopper and
+// in the general one.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -22,8 +22,9 @@ using op_cases::HostedOps;
 
 class DeltaOperands : public CardTest {};
 
-HostedOps delta_ops(bool bf16) {
+HostedOps delta_ops(bool bf16, Emulation emulate = Emulation::kNone) {
     BackendOptions options{.name = kCard, .isa = {}};
+    options.emulate = emulate;
     options.delta_bf16 = bf16;
     return HostedOps(make_ops(options), false);
 }
@@ -143,12 +144,12 @@ TEST_F(DeltaOperands, Bf16HoldsWhatF16Clamps) {
         const Prompts usual{.heads = heads}, large{.heads = heads, .most = 1e6f};
         const std::vector<float> usual_outputs = outputs_of(*exact, usual);
         const std::vector<float> large_outputs = outputs_of(*exact, large);
-        for (const bool bf16 : {false, true}) {
-            HostedOps ops = delta_ops(bf16);
+        for (const auto& [bf16, emulate] :
+             {std::pair(false, Emulation::kNone), std::pair(true, Emulation::kNone),
+              std::pair(false, Emulation::kGeneral), std::pair(true, Emulation::kGeneral)}) {
+            HostedOps ops = delta_ops(bf16, emulate);
             const DType operands = ops.delta_rule_operands();
-            if (operands != DType::kF32) {
-                EXPECT_EQ(operands, bf16 ? DType::kBF16 : DType::kF16);
-            }
+            EXPECT_EQ(operands, bf16 ? DType::kBF16 : DType::kF16);
             EXPECT_LT(distance(outputs_of(ops, usual), usual_outputs),
                       operands == DType::kBF16 ? 8e-3 : 1e-3);
             EXPECT_EQ(saturated(ops), 0) << heads;

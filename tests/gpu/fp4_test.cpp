@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +18,7 @@ namespace {
 
 BackendOptions fp4_backend() {
     BackendOptions options{.name = kCard, .isa = {}};
-    options.emulate_fp4 = true;
+    options.emulate = Emulation::kFp4;
     return options;
 }
 
@@ -59,12 +61,13 @@ std::vector<double> row_errors(const std::vector<float>& a,
 }
 
 // Guards against codes, scales or rows that are right in an op alone and wrong in a model. Both
-// paths multiply the same numbers; sums in f32 of another order differ by a bit or two, and here
-// and there such a bit moves a number to the next code of NVFP4. Beside what rounding all numbers
-// to NVFP4 does, squared, that is little: 1e-12 between two such orders on the CPU, of which single
-// moved numbers are nearly all, up to 1e-7 each. The bound leaves room for a thousand of them; a
-// scale that is wrong in one block of a row takes more. With experts a moved number may send its
-// row to another one: a twelfth of the rows may be so.
+// paths multiply the same numbers, and all other kernels are the same general ones; sums in f32 of
+// another order differ by a bit or two, and here and there such a bit moves a number to the next
+// code of NVFP4. Beside what rounding all numbers to NVFP4 does, squared, that is little: 1e-12
+// between two such orders on the CPU, of which single moved numbers are nearly all, up to 1e-7
+// each. The bound leaves room for a thousand of them; a scale that is wrong in one block of a row
+// takes more. With experts a moved number may send its row to another one: a twelfth of the rows
+// may be so.
 TEST_F(EmulatedFp4, LogitsAreThoseOfTheSameNumbers) {
     if (!refusal().empty()) return;
     constexpr size_t kRows = 120;
@@ -75,6 +78,7 @@ TEST_F(EmulatedFp4, LogitsAreThoseOfTheSameNumbers) {
                                              {"qwen35moe", DType::kNVFP4}}) {
         const std::vector<std::byte>& bytes = model_of(architecture, type);
         BackendOptions plain{.name = kCard, .isa = {}};
+        plain.emulate = Emulation::kGeneral;
         const std::vector<float> exact = all_logits(bytes, plain, tokens);
         plain.act = ActPolicy::kNvfp4;
         const std::vector<float> rounded = all_logits(bytes, plain, tokens);
@@ -105,6 +109,63 @@ TEST_F(EmulatedFp4, AnswersAreTheSameForAnyUbatch) {
             fp4_backend(), type, [wanted = name](const OpCount& count) {
                 return count.name == wanted && count.operands == Operands::kFp4;
             });
+}
+
+// Guards against models that meet a kernel for Hopper, or one with more shared memory than a
+// Blackwell card gives a block, where both would end this process, and against calls that quietly
+// take another route than that of such cards. Formats of weights and pages which have kernels of
+// their own on Hopper.
+TEST_F(EmulatedFp4, RunsWhatBlackwellCardsRun) {
+    if (!refusal().empty()) return;
+    const std::vector<int32_t> tokens = some_tokens(300, 5);
+    const auto calls = [&](const char* architecture, DType weights, DType pages) {
+        EngineOptions options = card_options(2);
+        options.backend = fp4_backend();
+        options.type_k = options.type_v = pages;
+        const auto engine = card_engine(options, model_of(architecture, weights));
+        EXPECT_EQ(engine->ops().delta_rule_operands(), DType::kF16);
+        engine->set_recording(false);
+        Sequence sequence = engine->new_sequence();
+        engine->ops().reset_op_counts();
+        feed(*engine, sequence, tokens, false);
+        feed(*engine, sequence, std::span(tokens).first(1), true);
+        std::map<std::string, int64_t> calls_of;
+        for (const OpCount& count : engine->ops().op_counts()) {
+            calls_of[count.name] += count.calls;
+            if (count.operands == Operands::kFp4) {
+                EXPECT_EQ(count.fallback, "fp4 products: emulated");
+            }
+            for (const char* special : {"general", "Hopper"})
+                EXPECT_EQ(count.fallback.find(special), std::string::npos)
+                    << count.name << ": " << count.fallback;
+        }
+        for (const char* gated : {"linear_glu[nvfp4]", "linear_glu[mxfp4]"})
+            EXPECT_EQ(calls_of.count(gated), 0u) << architecture;
+        return calls_of;
+    };
+    for (const DType pages : {DType::kF16, DType::kBF16, DType::kF8_E4M3})
+        EXPECT_GT(calls("llama", DType::kNVFP4, pages)["attention[prompt]"], 0);
+    for (const DType weights : {DType::kMXFP4, DType::kQ8_0, DType::kBF16})
+        EXPECT_GT(calls("llama", weights, DType::kF16)["attention[prompt]"], 0);
+    for (const char* architecture : {"qwen35", "qwen35moe"})
+        EXPECT_GT(calls(architecture, DType::kNVFP4, DType::kF16)["gated_delta_rule"], 0);
+    EXPECT_GT(make_ops(fp4_backend())
+                  ->measure_ceilings()
+                  .flops_per_second[static_cast<size_t>(Operands::k16Bits)],
+              0.0);
+}
+
+// Guards against --emulate general that changes nothing: another order of sums, other bits.
+TEST_F(EmulatedFp4, GeneralKernelsAreNotThoseOfHopper) {
+    if (!refusal().empty()) return;
+    const std::vector<int32_t> tokens = some_tokens(120, 5);
+    for (const char* architecture : {"llama", "qwen35"}) {
+        const std::vector<std::byte>& bytes = model_of(architecture, DType::kNVFP4);
+        BackendOptions backend{.name = kCard, .isa = {}};
+        const std::vector<float> special = all_logits(bytes, backend, tokens);
+        backend.emulate = Emulation::kGeneral;
+        EXPECT_NE(all_logits(bytes, backend, tokens), special) << architecture;
+    }
 }
 
 // Guards against a self-test that objects to a right product, that asks nothing, or that keeps

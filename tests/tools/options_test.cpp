@@ -274,8 +274,9 @@ std::string refusal(std::vector<std::string> flags) {
 // Guards against a check of FP4 products that quietly checks something else: on a backend without
 // them, or with other activations than those that they multiply.
 TEST(Options, EmulatesWhatItSaysOrRefuses) {
-    EXPECT_EQ(failure({"bench", "-m", "x", "--emulate", "fp8"}),
-              "bench: --emulate: unknown value 'fp8'; did you mean fp4? (known: none, fp4)");
+    EXPECT_EQ(
+        failure({"bench", "-m", "x", "--emulate", "fp8"}),
+        "bench: --emulate: unknown value 'fp8'; did you mean fp4? (known: none, general, fp4)");
     EXPECT_EQ(refusal({"--backend", "cpu"}), "");
     EXPECT_EQ(refusal({"--backend", "cpu", "--emulate", "none"}), "");
     for (const char* backend : {"cpu", "reference"})
@@ -285,6 +286,11 @@ TEST(Options, EmulatesWhatItSaysOrRefuses) {
         EXPECT_NE(refusal({"--backend", "cuda", "--emulate", "fp4", "--act", act}).find("--act"),
                   std::string::npos);
     EXPECT_NE(refusal({"-ngl", "0", "--emulate", "fp4"}).find("--backend cuda"), std::string::npos);
+    EXPECT_NE(refusal({"--backend", "cpu", "--emulate", "general"}).find("--backend cuda"),
+              std::string::npos);
+    EXPECT_NE(
+        refusal({"--backend", "cuda", "--emulate", "general", "--act", "fp8"}).find("--act fp8"),
+        std::string::npos);
 }
 
 // Guards against advice that comes without a reason, names a way that was taken already, or says

@@ -183,9 +183,8 @@ Ceilings CudaOps::measure_ceilings() {
             bench.best_rate([&] { return queue(*device_, kind, sink); });
     };
     measure(Operands::kF32, LoopKind::kF32, queue_loop);
-    bool hopper = false;
+    const bool hopper = device_->hopper_kernels();
 #if TESSERA_SM90A
-    hopper = device_->properties().major == 9;
     if (hopper) {
         measure(Operands::k16Bits, LoopKind::kHopperBF16, queue_loop_sm90);
         measure(Operands::kFp8, LoopKind::kHopperFp8, queue_loop_sm90);

@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_loop(float* sink) {
 
 template <class Loop>
 double queue(Device& device, float* sink) {
-    device.launch("wgmma_loop", wgmma_loop<Loop>,
-                  dim3(static_cast<uint32_t>(device.multiprocessors())), dim3(kThreads), 0, sink);
+    device.launch_hopper("wgmma_loop", wgmma_loop<Loop>,
+                         dim3(static_cast<uint32_t>(device.multiprocessors())), dim3(kThreads), 0,
+                         sink);
     return 2.0 * 64 * kColumns * Loop::kDepth * kProducts * kRounds * kGroups *
            device.multiprocessors();
 }

@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/entry.h"
@@ -18,13 +19,15 @@
 
 namespace tessera::cuda {
 
-/// Pairs of events around calls, read when somebody asks for the counts.
+/// Pairs of events around calls, read when somebody asks for the counts; what events themselves
+/// take is not counted.
 struct CudaOps::Timing {
     struct Span {
         size_t index;  ///< of the counter, known at the end of the call
         cudaEvent_t begin, end;
     };
     bool on = false;
+    float empty = -1.0f;  ///< milliseconds from one event to the next where nothing lies between
     std::vector<Span> spans;
     std::vector<cudaEvent_t> idle;
 
@@ -42,12 +45,30 @@ struct CudaOps::Timing {
         idle.pop_back();
         return taken;
     }
+    static float milliseconds(cudaEvent_t begin, cudaEvent_t end) {
+        float between = 0.0f;
+        check_cuda(cudaEventSynchronize(end), "waiting for an event");
+        check_cuda(cudaEventElapsedTime(&between, begin, end), "timing");
+        return between;
+    }
+    /// The median of some.
+    void measure_empty(cudaStream_t stream) {
+        std::array<cudaEvent_t, 34> events;
+        for (cudaEvent_t& one : events) {
+            one = event();
+            check_cuda(cudaEventRecord(one, stream), "recording an event");
+        }
+        std::array<float, events.size() - 1> between;
+        for (size_t i = 0; i < between.size(); ++i)
+            between[i] = milliseconds(events[i], events[i + 1]);
+        std::nth_element(between.begin(), between.begin() + between.size() / 2, between.end());
+        empty = between[between.size() / 2];
+        idle.insert(idle.end(), events.begin(), events.end());
+    }
     void add_to(std::vector<OpCount>& counts) const {
         for (const Span& span : spans) {
-            float milliseconds = 0.0f;
-            check_cuda(cudaEventSynchronize(span.end), "waiting for an event");
-            check_cuda(cudaEventElapsedTime(&milliseconds, span.begin, span.end), "timing");
-            counts[span.index].seconds += static_cast<double>(milliseconds) * 1e-3;
+            const float taken = milliseconds(span.begin, span.end) - empty;
+            counts[span.index].seconds += static_cast<double>(std::max(taken, 0.0f)) * 1e-3;
         }
     }
     void forget() {
@@ -68,7 +89,9 @@ CudaOps::CudaOps(const CudaOptions& options)
     check_cuda(cudaMemsetAsync(clamped_, 0, sizeof(*clamped_), device_->stream()),
                "clearing a counter");
     const cudaDeviceProp& card = device_->properties();
-    if (options.act_prompt == ActFormat::kFp8 && (!TESSERA_SM90A || card.major != 9))
+    check(options.general || options.fp4_products != Fp4Products::kEmulated,
+          "FP4 products are emulated beside general kernels");
+    if (options.act_prompt == ActFormat::kFp8 && !device_->hopper_kernels())
         throw UserError(ExitCode::kUsage,
                         text("--act fp8 needs a Hopper card (H100, H200) and a build for sm_90a; ",
                              card.name, " takes auto, bf16 or f32 here"));
@@ -125,6 +148,9 @@ SelfTest CudaOps::self_test() {
 
 void CudaOps::set_op_timing(bool on) {
     timing_->on = on;
+    if (!on || timing_->empty >= 0.0f) return;
+    device_->enter();
+    timing_->measure_empty(device_->stream());
 }
 
 std::vector<OpCount> CudaOps::op_counts() const {

@@ -36,7 +36,10 @@ struct CudaOptions {
     Fp4Products fp4_products = Fp4Products::kOff;
     bool act_auto = false;  ///< prompt rows are kNvfp4 instead where FP4 tensor cores multiply them
     Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;  ///< of kNvfp4 rows
-    bool delta_bf16 = false;   ///< Hopper: gated_delta_rule multiplies bf16 instead of f16
+    /// The kernels that cards of compute capability 12.x run, in the 99 KiB of shared memory that
+    /// a block has there, though the card may have better ones. Implied by kEmulated.
+    bool general = false;
+    bool delta_bf16 = false;   ///< gated_delta_rule multiplies bf16 instead of f16
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros
     bool synchronous = false;  ///< wait after every kernel, so that a fault names the right one
 };

@@ -133,6 +133,23 @@ bool Device::capturing() const {
     return status != cudaStreamCaptureStatusNone;
 }
 
+void Device::check_room(const void* kernel, const Launch& launch) const {
+    constexpr size_t kBlackwellBytes = 101376;  // of a block: 99 KiB
+    cudaFuncAttributes attributes, none;
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel), launch.describe());
+    // What the system may keep of every block, 1 KiB from sm_90 on, is no part of the 99.
+    check_cuda(cudaFuncGetAttributes(&none, probe_kernel), launch.describe());
+    const size_t bytes = launch.shared_bytes + attributes.sharedSizeBytes - none.sharedSizeBytes;
+    if (bytes > kBlackwellBytes)
+        check(false, text(launch.describe(), ": ", bytes, " bytes of shared memory, ",
+                          kBlackwellBytes, " are what a block has on compute capability 12.x"));
+}
+
+void Device::check_hopper(std::string_view kernel_name) const {
+    if (!hopper_kernels())
+        check(false, text(kernel_name, ": a kernel for Hopper, and general ones were asked for"));
+}
+
 void Device::launched(std::string_view kernel_name, dim3 grid, dim3 block, size_t shared_bytes) {
     last_ = {kernel_name, grid, block, shared_bytes};
     cudaError_t status = cudaGetLastError();

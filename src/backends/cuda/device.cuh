@@ -83,12 +83,18 @@ class Device {
     /// time, as other libraries of the process may change it, too.
     void enter() const;
     int32_t multiprocessors() const { return properties_.multiProcessorCount; }
+    /// Whether prompts run on kernels made for Hopper: card and build have them, and nobody asked
+    /// for the general ones. The one question that every choice of kernels and layouts asks.
+    bool hopper_kernels() const {
+        return TESSERA_SM90A && properties_.major == 9 && !options_.general;
+    }
     /// Device address that kernels report faults to.
     FaultWord* faults() const { return faults_; }
 
     /// kernel<<<grid, block, shared bytes>>>(arguments...) on the stream. A launch that fails
     /// throws UserError(kDevice) naming the kernel and its shape; more than 48 KiB of shared memory
-    /// is asked for here. A grid with a zero extent launches nothing.
+    /// is asked for here. A grid with a zero extent launches nothing. With CudaOptions::general a
+    /// block with more shared memory than a card of compute capability 12.x gives is a bug of ours.
     template <class... Parameters, class... Arguments>
     void launch(std::string_view kernel_name,
                 void (*kernel)(Parameters...),
@@ -98,6 +104,9 @@ class Device {
                 Arguments&&... arguments) {
         if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
         enter();
+        if (options_.general)
+            check_room(reinterpret_cast<const void*>(kernel),
+                       {kernel_name, grid, block, shared_bytes});
         if (shared_bytes > kPlainSharedBytes) {
             const cudaError_t status =
                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -108,6 +117,19 @@ class Device {
         kernel<<<grid, block, shared_bytes, stream_>>>(
             static_cast<Parameters>(std::forward<Arguments>(arguments))...);
         launched(kernel_name, grid, block, shared_bytes);
+    }
+
+    /// launch() of a kernel made for Hopper: a bug of ours where hopper_kernels() is false.
+    template <class Kernel, class... Arguments>
+    void launch_hopper(std::string_view kernel_name,
+                       Kernel* kernel,
+                       dim3 grid,
+                       dim3 block,
+                       size_t shared_bytes,
+                       Arguments&&... arguments) {
+        check_hopper(kernel_name);
+        launch(kernel_name, kernel, grid, block, shared_bytes,
+               std::forward<Arguments>(arguments)...);
     }
 
     /// Products of these operands were launched for the op under way.
@@ -135,18 +157,21 @@ class Device {
 
   private:
     static constexpr size_t kPlainSharedBytes = 48 * 1024;
+    struct Launch {
+        std::string_view kernel;
+        dim3 grid, block;
+        size_t shared_bytes = 0;  ///< dynamic
+        std::string describe() const;
+    };
+    void check_room(const void* kernel, const Launch& launch) const;
+    void check_hopper(std::string_view kernel_name) const;
     void launched(std::string_view kernel_name, dim3 grid, dim3 block, size_t shared_bytes);
 
     CudaOptions options_;
     cudaStream_t stream_ = nullptr;
     cudaDeviceProp properties_{};
     FaultWord* faults_ = nullptr;
-    struct Launch {
-        std::string_view kernel;
-        dim3 grid, block;
-        size_t shared_bytes = 0;
-        std::string describe() const;
-    } last_;
+    Launch last_;
     LaunchNotes notes_;
     std::unique_ptr<SendRing> ring_;
     std::vector<std::byte*> mappings_;

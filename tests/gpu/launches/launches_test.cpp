@@ -2,6 +2,7 @@
 // traps takes the card from its process.
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -54,6 +55,22 @@ TEST_F(FailingLaunches, NameTheKernelThatTrapped) {
     expect_report(FailingLaunch::kTrap, /*synchronous=*/true, "CUDA: " + kernel);
     expect_report(FailingLaunch::kTrap, /*synchronous=*/false,
                   "CUDA: a kernel failed, the last one queued was " + kernel);
+}
+
+[[noreturn]] void exit_behind(GeneralLaunch kind) {
+    launch_general(kind);
+    std::exit(0);
+}
+
+// Guards against general kernels that only a card with more shared memory can start, that of their
+// own counted, and against kernels for Hopper where general ones were asked for: every launch under
+// --emulate is checked so.
+TEST_F(FailingLaunches, GeneralKernelsHaveWhatABlackwellCardGives) {
+    EXPECT_EXIT(exit_behind(GeneralLaunch::kFits), testing::ExitedWithCode(0), "");
+    EXPECT_EXIT(exit_behind(GeneralLaunch::kBeyond), testing::KilledBySignal(SIGABRT),
+                "static_kernel <<<.* 100368 bytes>>>: 101392 bytes of shared memory, 101376 are ");
+    EXPECT_EXIT(exit_behind(GeneralLaunch::kHopperKernel), testing::KilledBySignal(SIGABRT),
+                "idle_kernel: a kernel for Hopper");
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ void attend_prompt(Device& device, const AttentionCall& call, int32_t prompt_row
                                          reinterpret_cast<uintptr_t>(call.out.data) % 8 == 0};
 #if TESSERA_SM90A
     if (attend_wide(device, args, call.cache.keys.shape[0])) return;
-    if (device.properties().major == 9)
+    if (device.hopper_kernels())
         device.note_fallback("pages, head size or strides without a Hopper kernel: general tiles");
 #endif
     if (head_size <= 64)

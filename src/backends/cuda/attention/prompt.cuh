@@ -19,6 +19,7 @@
 
 #include "backends/cuda/attention/prompt_tile.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
+#include "backends/cuda/ptx/exp2.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/mma_f16.cuh"
 #include "backends/cuda/ptx/opaque.cuh"
@@ -33,6 +34,10 @@ struct RowState {
     float total[2];    ///< of this lane's keys
 };
 
+/// Heads that are shorter than the tile are filled up with zeros; what nobody needs is left out 64
+/// columns at a time: a jump for each product would keep loads from passing products.
+constexpr int32_t kColumnStep = 64;
+
 /// scores (8 fragments of 8 keys) = queries keys^T. Unrolled in full, the largest heads would run
 /// out of registers.
 template <int32_t kHeadSize, bool kHalf>
@@ -46,18 +51,21 @@ __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& sha
     for (int32_t n = 0; n < 8; ++n)
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) scores[n][i] = 0.0f;
-#pragma unroll(kHeadSize > 128 ? 4 : kHeadSize / 16)
-    for (int32_t k = 0; k < kHeadSize / 16; ++k) {
-        if (k * 16 >= head_size) break;
-        uint32_t a[4];
-        load_matrices(a, shared.queries + tile_place<kHeadSize>(query_row, 2 * k + lane / 16));
+#pragma unroll(kHeadSize > 128 ? 1 : kHeadSize / kColumnStep)
+    for (int32_t first = 0; first < kHeadSize; first += kColumnStep) {
+        if (first >= head_size) break;
 #pragma unroll
-        for (int32_t n = 0; n < 4; ++n) {
-            uint32_t b[4];
-            load_matrices(
-                b, shared.keys + tile_place<kHeadSize>(16 * n + key_row, 2 * k + lane / 8 % 2));
-            mma_16bit<kHalf>(scores[2 * n], a, b[0], b[1]);
-            mma_16bit<kHalf>(scores[2 * n + 1], a, b[2], b[3]);
+        for (int32_t k = first / 16; k < (first + kColumnStep) / 16; ++k) {
+            uint32_t a[4];
+            load_matrices(a, shared.queries + tile_place<kHeadSize>(query_row, 2 * k + lane / 16));
+#pragma unroll
+            for (int32_t n = 0; n < 4; ++n) {
+                uint32_t b[4];
+                load_matrices(
+                    b, shared.keys + tile_place<kHeadSize>(16 * n + key_row, 2 * k + lane / 8 % 2));
+                mma_16bit<kHalf>(scores[2 * n], a, b[0], b[1]);
+                mma_16bit<kHalf>(scores[2 * n + 1], a, b[2], b[3]);
+            }
         }
     }
 }
@@ -127,13 +135,13 @@ __device__ __forceinline__ float2 advance_softmax(RowState& state, float (&score
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
         // Nothing seen yet: any finite number keeps -inf - -inf away.
         const float level = largest == -INFINITY ? 0.0f : largest;
-        factors[half] = exp2f(state.largest[half] - level);
+        factors[half] = fast_exp2(state.largest[half] - level);
         state.largest[half] = largest;
         float total = 0.0f;
 #pragma unroll
         for (int32_t n = 0; n < 8; ++n) {
-            scores[n][2 * half] = exp2f(scores[n][2 * half] - level);
-            scores[n][2 * half + 1] = exp2f(scores[n][2 * half + 1] - level);
+            scores[n][2 * half] = fast_exp2(scores[n][2 * half] - level);
+            scores[n][2 * half + 1] = fast_exp2(scores[n][2 * half + 1] - level);
             total += scores[n][2 * half] + scores[n][2 * half + 1];
         }
         state.total[half] = fmaf(state.total[half], factors[half], total);
@@ -255,7 +263,7 @@ __device__ __forceinline__ void multiply_values(const PromptShared<kHeadSize>& s
                                pack_pair<kHalf>(scores[2 * k + 1][2], scores[2 * k + 1][3])};
 #pragma unroll
         for (int32_t n = 0; n < kHeadSize / 16; ++n) {
-            if (n * 16 >= head_size) break;
+            if (n * 16 % kColumnStep == 0 && n * 16 >= head_size) break;
             uint32_t b[4];
             load_matrices_transposed(
                 b, shared.values + tile_place<kHeadSize>(16 * k + lane % 16, 2 * n + lane / 16));
@@ -265,8 +273,10 @@ __device__ __forceinline__ void multiply_values(const PromptShared<kHeadSize>& s
     }
 }
 
+/// Once the largest scores have been seen, the factors are 1 for the rest of the keys.
 template <int32_t kHeadSize>
 __device__ __forceinline__ void scale_sums(float2 factors, float (&sums)[kHeadSize / 8][4]) {
+    if (__any_sync(0xffffffffu, factors.x != 1.0f || factors.y != 1.0f) == 0) return;
 #pragma unroll
     for (int32_t n = 0; n < kHeadSize / 8; ++n) {
         sums[n][0] *= factors.x, sums[n][1] *= factors.x;

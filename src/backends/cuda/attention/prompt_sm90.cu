@@ -36,9 +36,9 @@ void launch_form(Device& device, const PromptArgs& args, int64_t page_count) {
         static_cast<uint32_t>(std::min<int64_t>(device.multiprocessors(), tiles * args.kv_heads)));
     constexpr size_t kSharedBytes = sizeof(WideShared<Form>) + 1024;  // room to align it
     static_assert(kSharedBytes <= 227 * 1024, "a block's shared memory on sm_90");
-    device.launch("attend_wide_tiles", attend_wide_tiles<Form>, grid, dim3(kWideThreads),
-                  kSharedBytes, args, map_of<Form>(args.keys, args, page_count),
-                  map_of<Form>(args.values, args, page_count));
+    device.launch_hopper("attend_wide_tiles", attend_wide_tiles<Form>, grid, dim3(kWideThreads),
+                         kSharedBytes, args, map_of<Form>(args.keys, args, page_count),
+                         map_of<Form>(args.values, args, page_count));
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ bool attend_wide(Device& device, const PromptArgs& args, int64_t page_count) {
     };
     const PageFormat format = args.keys.format;
     const bool fits =
-        device.properties().major == 9 && device.properties().minor == 0 &&
+        device.hopper_kernels() &&
         (format == PageFormat::kBF16 || format == PageFormat::kF16 || format == PageFormat::kF8) &&
         args.values.format == format && copied(args.keys) && copied(args.values) &&
         (args.head_size == 64 || args.head_size == 128 || args.head_size == 256) &&

@@ -301,9 +301,9 @@ void run_decoded_sm90(Device& device, DType format, const Product& product) {
     p.format = format;
     p.steps = static_cast<int32_t>(2 * ceil_div(product.units, 2 * here::kStageUnits));
     here::cut_tiles(p, clusters);
-    device.launch("gemm_decoded_sm90", here::kernel,
-                  dim3(static_cast<unsigned>(std::min(p.items, clusters) * here::kBlocks)),
-                  dim3(here::kThreads), sizeof(here::Shared), hopper::x_map<2>(product), p);
+    device.launch_hopper("gemm_decoded_sm90", here::kernel,
+                         dim3(static_cast<unsigned>(std::min(p.items, clusters) * here::kBlocks)),
+                         dim3(here::kThreads), sizeof(here::Shared), hopper::x_map<2>(product), p);
 }
 
 }  // namespace tessera::cuda

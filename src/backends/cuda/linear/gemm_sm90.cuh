@@ -425,15 +425,15 @@ Operands operands_of(const Product& product, DType format, const Device& device)
 template <bool kGated>
 void launch(Device& device, const Maps& maps, const Operands& p) {
     const int clusters = std::min(p.cut.items, hopper::clusters_of(device.multiprocessors()));
-    device.launch(kGated ? "gemm_sm90_glu" : "gemm_sm90", kernel<kGated>,
-                  dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
-                  shared_bytes(p.cut.tile), maps, p);
+    device.launch_hopper(kGated ? "gemm_sm90_glu" : "gemm_sm90", kernel<kGated>,
+                         dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
+                         shared_bytes(p.cut.tile), maps, p);
     const int groups = (p.cut.items - p.cut.whole) / p.cut.chunks.count;
     if (kGated || p.cut.chunks.count == 1 || groups == 0) return;
-    device.launch("gemm_sm90_join", join,
-                  dim3(static_cast<unsigned>(groups * kBlocks),
-                       static_cast<unsigned>(p.cut.tile / kTileStep)),
-                  dim3(kThreads), 0, p);
+    device.launch_hopper("gemm_sm90_join", join,
+                         dim3(static_cast<unsigned>(groups * kBlocks),
+                              static_cast<unsigned>(p.cut.tile / kTileStep)),
+                         dim3(kThreads), 0, p);
 }
 
 }  // namespace sm90

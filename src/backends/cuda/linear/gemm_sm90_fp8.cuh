@@ -429,9 +429,9 @@ inline Operands operands_of(const Device& device, const Product& product, DType 
 template <int Max, bool kGated>
 void launch(Device& device, const hopper::Maps& maps, const Operands& p) {
     const int clusters = std::min(p.items, hopper::clusters_of(device.multiprocessors()));
-    device.launch(kGated ? "gemm_sm90_fp8_glu" : "gemm_sm90_fp8", kernel<Max, kGated>,
-                  dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
-                  sizeof(Shared<Max>), maps, p);
+    device.launch_hopper(kGated ? "gemm_sm90_fp8_glu" : "gemm_sm90_fp8", kernel<Max, kGated>,
+                         dim3(static_cast<unsigned>(clusters * kBlocks)), dim3(kThreads),
+                         sizeof(Shared<Max>), maps, p);
 }
 
 }  // namespace sm90_fp8

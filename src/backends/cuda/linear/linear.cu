@@ -43,18 +43,12 @@ Run gemm_of(DType format) {
 
 /// Whether weights of this format have the product of gemm_sm90.cuh.
 bool on_hopper(const Device& device, DType format) {
-    return TESSERA_SM90A && device.properties().major == 9 &&
-           (format == DType::kNVFP4 || format == DType::kMXFP4);
+    return device.hopper_kernels() && (format == DType::kNVFP4 || format == DType::kMXFP4);
 }
 
 /// Whether products run in gemm_decoded_sm90.cuh.
-bool decodes_apart([[maybe_unused]] const Device& device, [[maybe_unused]] DType format) {
-#if TESSERA_SM90A
-    return device.properties().major == 9 && gemm_of(format) != nullptr &&
-           !on_hopper(device, format);
-#else
-    return false;
-#endif
+bool decodes_apart(const Device& device, DType format) {
+    return device.hopper_kernels() && gemm_of(format) != nullptr && !on_hopper(device, format);
 }
 
 Run gemv_of(DType format) {
@@ -73,7 +67,7 @@ std::string_view why_general(const Device& device,
     if (p.x_f32)
         return format == DType::kF32 ? "f32 weights: no tensor cores"
                                      : "f32 activations: no tensor cores";
-    if (!general || !TESSERA_SM90A || device.properties().major != 9) return {};
+    if (!general || !device.hopper_kernels()) return {};
     if (p.x_scales != nullptr) return "nvfp4 activations: general tensor-core kernel";
     if (call.work != nullptr) return "experts: general tensor-core kernel";
     return "activations unpaired or unaligned: general tensor-core kernel";

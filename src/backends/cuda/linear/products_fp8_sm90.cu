@@ -33,9 +33,9 @@ template <DType F>
 void find_row_factors(
     Device& device, const uint8_t* scales, int64_t rows, int64_t units, float* out) {
     constexpr int kThreads = 256;
-    device.launch("row_factors", sm90_fp8::row_factors<F>,
-                  dim3(static_cast<unsigned>(ceil_div(rows, kThreads / 32))), dim3(kThreads), 0,
-                  scales, rows, units * layout_of(F).group_bytes, out);
+    device.launch_hopper("row_factors", sm90_fp8::row_factors<F>,
+                         dim3(static_cast<unsigned>(ceil_div(rows, kThreads / 32))), dim3(kThreads),
+                         0, scales, rows, units * layout_of(F).group_bytes, out);
 }
 template void find_row_factors<DType::kNVFP4>(Device&, const uint8_t*, int64_t, int64_t, float*);
 template void find_row_factors<DType::kMXFP4>(Device&, const uint8_t*, int64_t, int64_t, float*);

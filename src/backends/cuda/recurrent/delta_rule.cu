@@ -125,21 +125,18 @@ void run_tokens(Device& device, const DeltaArgs& delta) {
                       delta);
 }
 
-/// Why prompt rows do without the best form; empty where they have it. `hopper`: the card has the
-/// chunks of plain 16-bit operands, `half`: these rows take them.
-std::string_view why_general(const DeltaArgs& delta, bool hopper, bool half) {
+/// Why prompt rows do without the best form; empty where they have it. `wanted`: it is that of
+/// plain 16-bit operands, `half`: these rows take it.
+std::string_view why_general(const DeltaArgs& delta, bool wanted, bool half) {
     if (delta.prompts_too) return "keys over 128: token by token";
-    return hopper && !half ? "key or value size without a Hopper kernel: split operands" : "";
+    return wanted && !half ? "key or value size without plain 16-bit operands: split ones" : "";
 }
 
 }  // namespace
 
 DType CudaOps::delta_rule_operands() const {
-#if TESSERA_SM90A
-    if (device_->properties().major == 9 && options_.act_prompt != ActFormat::kF32)
-        return options_.delta_bf16 ? DType::kBF16 : DType::kF16;
-#endif
-    return DType::kF32;
+    if (options_.act_prompt == ActFormat::kF32) return DType::kF32;
+    return options_.delta_bf16 ? DType::kBF16 : DType::kF16;
 }
 
 void CudaOps::gated_delta_rule(Exec& ex,
@@ -179,8 +176,8 @@ void CudaOps::gated_delta_rule(Exec& ex,
     const Scope scope(ex.arena);
     const int64_t chunks = delta.prompts_too ? 0 : most_chunks(batch);
     const DType operands = delta_rule_operands();
-    const bool hopper = operands != DType::kF32, half = hopper && half_rule_takes(delta);
-    [[maybe_unused]] HalfScratch half_scratch{};
+    const bool wanted = operands != DType::kF32, half = wanted && half_rule_takes(delta);
+    HalfScratch half_scratch{};
     ChunkScratch scratch{};
     if (half)
         half_scratch = allocate_half_scratch(ex.arena, delta, std::min(chunks, kHalfWindowChunks));
@@ -198,12 +195,10 @@ void CudaOps::gated_delta_rule(Exec& ex,
     const double states =
         static_cast<double>(batch.sequence_count()) * static_cast<double>(memory.state.stride[0]);
     const Timed timed(*this, "gated_delta_rule", 7 * products, 8 * (values + states));
-#if TESSERA_SM90A
     half_scratch.clamped = clamped_;
-    if (chunks > 0 && half) run_half_sm90(*device_, delta, half_scratch, chunks, operands);
-#endif
+    if (chunks > 0 && half) run_half(*device_, delta, half_scratch, chunks, operands);
     if (chunks > 0) device_->note_operands(Operands::k16Bits);
-    if (batch.prompt_rows > 0) device_->note_fallback(why_general(delta, hopper, half));
+    if (batch.prompt_rows > 0) device_->note_fallback(why_general(delta, wanted, half));
     if (chunks > 0 && !half) run_prompts(*device_, delta, scratch, chunks);
     if (batch.prompt_rows < rows || delta.prompts_too) run_tokens(*device_, delta);
 }

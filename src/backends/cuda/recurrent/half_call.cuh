@@ -1,5 +1,5 @@
 #pragma once
-// The gated delta rule for prompt rows with plain 16-bit operands on Hopper, as others call it.
+// The gated delta rule for prompt rows with plain 16-bit operands, as others call it.
 
 #include "backends/cuda/device.cuh"
 #include "backends/cuda/recurrent/chunks.cuh"
@@ -27,7 +27,11 @@ inline bool half_rule_takes(const DeltaArgs& delta) {
 
 /// The prompt rows of at most `chunks` chunks, in windows of the chunks that the scratch holds.
 /// `operands`: kF16 or kBF16.
-void run_half_sm90(
+void run_half(
     Device& device, const DeltaArgs& delta, HalfScratch scratch, int64_t chunks, DType operands);
+
+struct HalfArgs;
+/// Launches the scan of a window on Hopper.
+void scan_half_sm90(Device& device, const HalfArgs& args, DType operands);
 
 }  // namespace tessera::cuda

@@ -36,7 +36,7 @@ struct alignas(16) HeadGates {
 struct alignas(16) HeadShared {
     uint16_t p[kSquareElements];                   ///< image of P
     uint16_t inverse[kSquareElements];             ///< image of T'; 0 above the diagonal blocks
-    uint16_t l[kChunk][kHalfStride];               ///< below the diagonal blocks
+    uint16_t l[kChunk - 16][kHalfStride];          ///< below the diagonal blocks, from row 16 on
     uint16_t t[4][16][24];                         ///< diagonal blocks of T
     float diagonal[4][16 * kDiagonalStride + 16];  ///< ... of L; two at a time without conflict
 };
@@ -53,7 +53,10 @@ struct PrepareShared {
     bool bad[kChunk];  ///< keys that are not finite
 };
 
-/// Blocks that share a multiprocessor: 24 warps, or 20 with 102 registers each.
+static_assert(sizeof(PrepareShared<kMostGroups>) <= 101376, "a block of sm_120 has 99 KiB");
+
+/// Blocks that share a multiprocessor where there is room (sm_90): 24 warps, or 20 with 102
+/// registers each.
 constexpr int32_t prepare_blocks(int32_t groups) {
     return groups == 1 ? 5 : 6 / groups;
 }
@@ -261,7 +264,7 @@ __device__ __forceinline__ void decay_block(const BlockTask& task,
                 *reinterpret_cast<float2*>(
                     &head.diagonal[task.row][i % 16 * kDiagonalStride + j % 16]) = {x[0], x[1]};
             else
-                *reinterpret_cast<uint32_t*>(&head.l[i][j]) = pack_half<kBf16>(x[0], x[1]);
+                *reinterpret_cast<uint32_t*>(&head.l[i - 16][j]) = pack_half<kBf16>(x[0], x[1]);
         }
     }
 }
@@ -319,7 +322,7 @@ __device__ __forceinline__ void merge_blocks(HeadShared& head, const HeadGates& 
         uint32_t b[4];
 #pragma unroll
         for (int32_t m = 0; m < below; ++m) {
-            load_matrices(b, &head.l[16 * i + row][16 * (j + m) + column]);
+            load_matrices(b, &head.l[16 * (i - 1) + row][16 * (j + m) + column]);
             mma_16bit<!kBf16>(sums[0], t[m], b[0], b[1]);
             mma_16bit<!kBf16>(sums[1], t[m], b[2], b[3]);
         }

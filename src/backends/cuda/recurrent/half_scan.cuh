@@ -76,46 +76,6 @@ __device__ __forceinline__ void add_to_state(const uint32_t (&d)[kBlocks][4],
                             right + static_cast<uint64_t>(depth * (16 * 128 >> 4)), true);
 }
 
-/// Tiles side by side as left operands; `most` takes the largest magnitudes.
-template <bool kBf16, int kCount>
-__device__ __forceinline__ void as_left(const float (&x)[2 * kCount][4],
-                                        uint32_t (&left)[kCount][4],
-                                        uint32_t& most) {
-#pragma unroll
-    for (int32_t i = 0; i < kCount; ++i)
-#pragma unroll
-        for (int32_t c = 0; c < 4; ++c) {
-            left[i][c] =
-                pack_half<kBf16>(x[2 * i + c / 2][c % 2 * 2], x[2 * i + c / 2][c % 2 * 2 + 1]);
-            most = larger<kBf16>(most, left[i][c]);
-        }
-}
-/// The same for a masked product: no number may be other than finite.
-template <bool kBf16>
-__device__ __forceinline__ void as_masked_left(const float (&x)[kTiles][4],
-                                               uint32_t (&left)[kBlocks][4],
-                                               uint32_t& most) {
-    as_left<kBf16, kBlocks>(x, left, most);
-#pragma unroll
-    for (auto& block : left)
-#pragma unroll
-        for (uint32_t& pair : block) pair = without_nan<kBf16>(pair);
-}
-template <bool kBf16, int kCount>
-__device__ __forceinline__ uint32_t count_beyond(const uint32_t (&left)[kCount][4]) {
-    uint32_t count = 0;
-#pragma unroll
-    for (const auto& block : left)
-#pragma unroll
-        for (const uint32_t pair : block) count += count_beyond<kBf16>(pair);
-    return count;
-}
-
-template <bool kBf16>
-__device__ __forceinline__ bool any_beyond(uint32_t most) {
-    return __any_sync(0xffffffffu, beyond<kBf16>(most)) != 0;
-}
-
 /// What a thread of the scan keeps between chunks.
 template <bool kBf16>
 struct HalfScan {

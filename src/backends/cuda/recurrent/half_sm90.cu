@@ -1,25 +1,9 @@
-// The launches of the gated delta rule with 16-bit operands on Hopper.
-
-#include <algorithm>
-
+// The launches of the scans of the gated delta rule with 16-bit operands on Hopper.
 #include "backends/cuda/recurrent/half_narrow.cuh"
-#include "backends/cuda/recurrent/half_prepare.cuh"
 #include "backends/cuda/recurrent/half_scan.cuh"
 
 namespace tessera::cuda {
 namespace {
-
-template <class T>
-bool in_vectors(const HeadRows<T>& rows) {
-    return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.row_stride % 4 == 0 &&
-           rows.head_stride % 4 == 0;
-}
-
-template <bool kBf16, int kGroups>
-void launch_prepare(Device& device, const HalfArgs& args, int64_t blocks) {
-    device.launch("half_prepare", half_prepare<kBf16, kGroups>, dim3(static_cast<unsigned>(blocks)),
-                  dim3(kGroupThreads * kGroups), sizeof(PrepareShared<kGroups>), args);
-}
 
 /// The narrow form where all its blocks fit on the card at once: a chunk takes it less time, but
 /// twice as many blocks. Both give the same bits, so that the choice may depend on what comes
@@ -30,41 +14,20 @@ void launch_scan(Device& device, const HalfArgs& args) {
     // Empty sequences may stand between those with prompt rows.
     const int64_t rows = int64_t{delta.batch.sequences} * delta.heads * delta.size;
     if (rows / kNarrowRows <= device.multiprocessors())
-        device.launch("half_narrow", half_narrow<kBf16>,
-                      dim3(static_cast<unsigned>(rows / kNarrowRows)), dim3(kNarrowThreads),
-                      sizeof(NarrowShared), args);
+        device.launch_hopper("half_narrow", half_narrow<kBf16>,
+                             dim3(static_cast<unsigned>(rows / kNarrowRows)), dim3(kNarrowThreads),
+                             sizeof(NarrowShared), args);
     else
-        device.launch("half_scan", half_scan<kBf16>,
-                      dim3(static_cast<unsigned>(rows / kHalfValueRows)), dim3(kHalfScanThreads),
-                      sizeof(HalfScanShared<kHalfValueRows>), args);
-}
-
-template <bool kBf16>
-void run_half(Device& device, const DeltaArgs& delta, HalfScratch scratch, int64_t chunks) {
-    const int32_t heads = delta.heads / delta.key_heads;
-    const int32_t groups = prepare_groups(heads);
-    const auto launch = groups == 1   ? launch_prepare<kBf16, 1>
-                        : groups == 2 ? launch_prepare<kBf16, 2>
-                                      : launch_prepare<kBf16, 3>;
-    const int32_t window = scratch.count;
-    for (int64_t first = 0; first < chunks; first += window) {
-        scratch.first = static_cast<int32_t>(first);
-        scratch.count = static_cast<int32_t>(std::min<int64_t>(window, chunks - first));
-        const HalfArgs args{.delta = delta,
-                            .scratch = scratch,
-                            .vectors = in_vectors(delta.q) && in_vectors(delta.k) &&
-                                       in_vectors(delta.v) && in_vectors(delta.out)};
-        launch(device, args, int64_t{scratch.count} * delta.key_heads * prepare_turns(heads));
-        launch_scan<kBf16>(device, args);
-    }
+        device.launch_hopper("half_scan", half_scan<kBf16>,
+                             dim3(static_cast<unsigned>(rows / kHalfValueRows)),
+                             dim3(kHalfScanThreads), sizeof(HalfScanShared<kHalfValueRows>), args);
 }
 
 }  // namespace
 
-void run_half_sm90(
-    Device& device, const DeltaArgs& delta, HalfScratch scratch, int64_t chunks, DType operands) {
-    const auto run = operands == DType::kBF16 ? run_half<true> : run_half<false>;
-    run(device, delta, scratch, chunks);
+void scan_half_sm90(Device& device, const HalfArgs& args, DType operands) {
+    const auto launch = operands == DType::kBF16 ? launch_scan<true> : launch_scan<false>;
+    launch(device, args);
 }
 
 }  // namespace tessera::cuda

@@ -71,5 +71,11 @@ void store_scaled_norm(Device& device,
                        const GemmInput& input,
                        int64_t prompt_rows);
 bool scaled_gated_norm_fits(const Tensor& x);
+/// gated_rms_norm_input for views without scales, where many rows of a shape that suits are; false:
+/// nothing was queued.
+bool store_gated_norm(Device& device,
+                      const ScaledNormOperands& of,
+                      const GemmInput& input,
+                      int64_t prompt_rows);
 
 }  // namespace tessera::cuda

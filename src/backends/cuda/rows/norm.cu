@@ -110,6 +110,7 @@ GemmInput CudaOps::gated_rms_norm_input(
         store_scaled_norm(*device_, {x, gain, eps, z}, input, ex.prompt_rows);
         return input;
     }
+    if (store_gated_norm(*device_, {x, gain, eps, z}, input, ex.prompt_rows)) return input;
     arguments.z = rows::row_map<const float>(z);
     arguments.sink = rows::sink_of(input, ex.prompt_rows);
     arguments.heads = static_cast<uint32_t>(heads);

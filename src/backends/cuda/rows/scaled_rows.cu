@@ -22,25 +22,55 @@ bool evenly(const rows::ScaledGlu& work) {
     return evenly(work.gate, work.heads) && evenly(work.up, work.heads);
 }
 
+/// Threads of a block whose registers a row fills exactly in whole_rows_kernel; 0: it does not.
+template <class Work>
+int64_t whole_threads(const Work& work) {
+    constexpr int64_t kColumns = 4 * 32 * Work::kHeld;
+    const int64_t threads = work.sink.cols / kColumns * 32;
+    const bool fits = work.sink.cols % kColumns == 0 && threads <= Work::kWholeThreads;
+    return fits && work.vector && evenly(work) ? threads : 0;
+}
+template <class Work>
+void launch_whole(Device& device, std::string_view name, const Work& work, int64_t rows) {
+    device.launch(name, rows::whole_rows_kernel<Work>, dim3(static_cast<uint32_t>(rows)),
+                  dim3(static_cast<uint32_t>(whole_threads(work))), 0, work);
+}
+
+/// Rows of any length, `held` fours a thread where a block has so many.
+template <class Work>
+void launch_any(
+    Device& device, std::string_view name, const Work& work, int64_t rows, int64_t held) {
+    const int64_t threads = ceil_div(ceil_div(work.sink.cols, 4), 32 * held) * 32;
+    device.launch(name, rows::scaled_rows_kernel<Work>, dim3(static_cast<uint32_t>(rows)),
+                  dim3(static_cast<uint32_t>(std::min<int64_t>(threads, rows::kScaledMaxThreads))),
+                  0, work);
+}
+
 template <class Work>
 void launch_scaled(Device& device, std::string_view name, const Work& work, int64_t rows) {
-    // Both kernels have the same columns in a thread, so that both give the same bits.
-    const int64_t fours = ceil_div(work.sink.cols, 4);
-    const int64_t warps = ceil_div(fours, 32 * Work::kHeld);
-    const bool fits = 32 * warps <= Work::kWholeThreads;
-    const int64_t threads = fits ? 32 * warps
-                                 : std::min<int64_t>(ceil_div(fours, 32 * rows::kScaledHeld) * 32,
-                                                     rows::kScaledMaxThreads);
-    const auto grid = dim3(static_cast<uint32_t>(rows));
-    const auto block = dim3(static_cast<uint32_t>(threads));
-    if (fits && 32 * warps * Work::kHeld == fours && work.vector && work.sink.transposed_quads &&
-        evenly(work))
-        return device.launch(name, rows::whole_rows_kernel<Work>, grid, block, 0, work);
-    device.launch(name, rows::scaled_rows_kernel<Work>, grid, block, 0, work);
+    if (!work.sink.transposed_quads) return launch_any(device, name, work, rows, rows::kScaledHeld);
+    if (whole_threads(work) > 0) return launch_whole(device, name, work, rows);
+    // The columns of a thread as there, so that both kernels give the same bits.
+    const bool as_whole = work.sink.cols <= 4 * Work::kHeld * Work::kWholeThreads;
+    launch_any(device, name, work, rows, as_whole ? Work::kHeld : rows::kScaledHeld);
 }
 
 const float* values_of(const Tensor& gain) {
     return gain.absent() ? nullptr : gain.as<float>();
+}
+
+rows::ScaledGatedNorm gated_norm(const ScaledNormOperands& of,
+                                 const GemmInput& input,
+                                 int64_t prompt_rows) {
+    rows::ScaledGatedNorm work;
+    work.x = rows::row_map<const float>(of.x);
+    work.z = rows::row_map<const float>(of.z);
+    work.gain = values_of(of.gain);
+    work.eps = of.eps;
+    work.heads = static_cast<uint32_t>(of.x.shape[1]);
+    work.sink = rows::sink_of(input, prompt_rows);
+    work.vector = rows::aligned(of.x) && rows::aligned(of.gain) && rows::aligned(of.z);
+    return work;
 }
 
 }  // namespace
@@ -52,12 +82,7 @@ void store_scaled(Device& device, const Tensor& x, const GemmInput& input, Scale
     // What stands there already.
     if (how.f32_is_x) work.sink.f32[0] = work.sink.f32[1] = nullptr;
     work.vector = rows::aligned(x);
-    const int64_t fours = ceil_div(work.sink.cols, 4);
-    const int64_t threads =
-        std::min<int64_t>(ceil_div(fours, 32 * rows::kScaledHeld) * 32, rows::kScaledMaxThreads);
-    device.launch("prepare_scaled", rows::scaled_rows_kernel<rows::ScaledCopy>,
-                  dim3(static_cast<uint32_t>(x.rows())), dim3(static_cast<uint32_t>(threads)), 0,
-                  work);
+    launch_any(device, "prepare_scaled", work, x.rows(), rows::kScaledHeld);
 }
 
 void store_rounded(Device& device, const Tensor& x, const GemmInput& input) {
@@ -68,7 +93,7 @@ void store_rounded(Device& device, const Tensor& x, const GemmInput& input) {
         work.x = rows::row_map<const __nv_bfloat16>(x);
         work.sink = rows::sink_of(input, x.rows());
         work.vector = x.cols() % 4 == 0;
-        return launch_scaled(device, "rounded_rows_scaled", work, x.rows());
+        return launch_any(device, "rounded_rows_scaled", work, x.rows(), rows::kScaledHeld);
     }
     check(view.transposed_quads, "rows of bf16 for a product of e4m3");
     const auto eights = static_cast<int32_t>(x.cols() / 8);
@@ -100,26 +125,30 @@ void store_scaled_norm(Device& device,
                        const ScaledNormOperands& of,
                        const GemmInput& input,
                        int64_t prompt_rows) {
-    const bool vector = rows::aligned(of.x) && rows::aligned(of.gain);
     if (of.z.absent()) {
         rows::ScaledNorm work;
         work.x = rows::row_map<const float>(of.x);
         work.gain = values_of(of.gain);
         work.eps = of.eps;
         work.sink = rows::sink_of(input, prompt_rows);
-        work.vector = vector;
+        work.vector = rows::aligned(of.x) && rows::aligned(of.gain);
         launch_scaled(device, "rms_norm_input_scaled", work, input.rows);
         return;
     }
-    rows::ScaledGatedNorm work;
-    work.x = rows::row_map<const float>(of.x);
-    work.z = rows::row_map<const float>(of.z);
-    work.gain = values_of(of.gain);
-    work.eps = of.eps;
-    work.heads = static_cast<uint32_t>(of.x.shape[1]);
-    work.sink = rows::sink_of(input, prompt_rows);
-    work.vector = vector && rows::aligned(of.z);
-    launch_scaled(device, "gated_norm_input_scaled", work, input.rows);
+    launch_scaled(device, "gated_norm_input_scaled", gated_norm(of, input, prompt_rows),
+                  input.rows);
+}
+
+bool store_gated_norm(Device& device,
+                      const ScaledNormOperands& of,
+                      const GemmInput& input,
+                      int64_t prompt_rows) {
+    // Fewer rows spread better over more blocks; the results are the same.
+    if (!scaled_gated_norm_fits(of.x) || input.rows < device.multiprocessors()) return false;
+    const rows::ScaledGatedNorm work = gated_norm(of, input, prompt_rows);
+    if (whole_threads(work) == 0) return false;
+    launch_whole(device, "gated_rms_norm_input", work, input.rows);
+    return true;
 }
 
 bool scaled_gated_norm_fits(const Tensor& x) {

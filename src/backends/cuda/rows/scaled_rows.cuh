@@ -10,9 +10,9 @@
 namespace tessera::cuda::rows {
 
 inline constexpr int32_t kScaledMaxThreads = 1024;
-/// Fours that a thread keeps: all of a row of up to 20480 columns. Those behind are worked out
+/// Fours that a thread keeps: all of a row of up to 16384 columns. Those behind are worked out
 /// twice.
-inline constexpr int32_t kScaledHeld = 5;
+inline constexpr int32_t kScaledHeld = 4;
 
 __device__ __forceinline__ float largest_of(const Four& four, float largest) {
 #pragma unroll
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kScaledMaxThreads, 1)
     for (int32_t g = kScaledHeld; g < behind; ++g) store(finished_at(column_of(g)), column_of(g));
 }
 
-/// Rows of e4m3 with transposed quads, aligned, that fill the registers of a block exactly: the
+/// Rows of e4m3 with transposed quads, or without a scale, aligned, that fill the registers of a block exactly: the
 /// same numbers with fewer instructions, which bound the kernel above, and in fewer registers, so
 /// that more rows are on their way.
 template <int32_t kHeld>
@@ -442,7 +442,7 @@ __global__ void __launch_bounds__(Work::kWholeThreads, Work::kWholeBlocks)
 #pragma unroll
         for (int32_t g = 0; g < kHeld; ++g) others.store_whole(whole.held[g], whole.column(g));
     }
-    if (row >= sink.prompt_rows) return;
+    if (sink.e4m3 == nullptr || row >= sink.prompt_rows) return;
     float largest = 0.0f;
 #pragma unroll
     for (int32_t g = 0; g < kHeld; ++g) largest = largest_of(whole.held[g], largest);
