@@ -331,9 +331,9 @@ __global__ void __launch_bounds__(kScaledMaxThreads, 1)
     for (int32_t g = kScaledHeld; g < behind; ++g) store(finished_at(column_of(g)), column_of(g));
 }
 
-/// Rows of e4m3 with transposed quads, or without a scale, aligned, that fill the registers of a block exactly: the
-/// same numbers with fewer instructions, which bound the kernel above, and in fewer registers, so
-/// that more rows are on their way.
+/// Rows of e4m3 with transposed quads, or without a scale, aligned, that fill the registers of a
+/// block exactly: the same numbers with fewer instructions, which bound the kernel above, and in
+/// fewer registers, so that more rows are on their way.
 template <int32_t kHeld>
 struct WholeRow {
     Four held[kHeld];
