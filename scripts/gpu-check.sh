@@ -82,7 +82,7 @@ rm -f "$logs"/*.{rc,time} "$logs"/{ops,gpu}-*.log
 build_seconds=$((SECONDS - begin))
 tests=$dir/test_gpu
 [[ -x $tests ]] || tests=$dir/tests/test_gpu
-for file in "$dir/tessera" "$dir/libtessera_cuda.so" "$dir/racecheck/libtessera_cuda.so" "$tests"; do
+for file in "$dir/tessera" "$dir/libtessera_cuda.so" "$tests"; do
     [[ -f $file ]] || die "$file is missing"
 done
 # A program looks for the library in its own folder.
@@ -91,8 +91,11 @@ if [[ $(dirname "$tests") != "$dir" && ! -f $(dirname "$tests")/libtessera_cuda.
     cp "$tests" "$dir/libtessera_cuda.so" "$logs/bin"
     tests=$logs/bin/test_gpu
 fi
-mkdir -p "$logs/racecheck"
-cp "$dir/tessera" "$dir/racecheck/libtessera_cuda.so" "$logs/racecheck"
+if [[ $sanitizer -eq 1 ]]; then
+    [[ -f $dir/racecheck/libtessera_cuda.so ]] || die "$dir/racecheck/libtessera_cuda.so is missing"
+    mkdir -p "$logs/racecheck"
+    cp "$dir/tessera" "$dir/racecheck/libtessera_cuda.so" "$logs/racecheck"
+fi
 tessera=$dir/tessera
 [[ $tessera == /* ]] || tessera=$PWD/$tessera
 [[ $tests == /* ]] || tests=$PWD/$tests
