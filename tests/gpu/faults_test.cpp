@@ -10,7 +10,7 @@
 #include <string>
 #include <thread>
 
-#include "gpu/gpu.h"
+#include "gpu/prompt_formats.h"
 
 namespace tessera {
 namespace {
@@ -254,6 +254,19 @@ TEST_F(CardAlone, ThePlanCoversWhatAnEngineTakes) {
         EXPECT_LE(running, card->plan().total()) << architecture << ": loading took " << loaded;
         RecordProperty(architecture, std::to_string(running - loaded));
     }
+}
+
+// Guards against a self-test that keeps memory which models were to have.
+TEST_F(CardAlone, TheSelfTestGivesItsMemoryBack) {
+    BackendOptions options{.name = kCard, .isa = {}};
+    options.emulate = Emulation::kFp4;
+    if (!refusal_of(options).empty()) return;
+    make_ops(options)->self_test();
+    // Again, now that the kernels are on the card: nothing else stays there.
+    const std::unique_ptr<Ops> ops = make_ops(options);
+    const int64_t before = ops->available_bytes();
+    ops->self_test();
+    EXPECT_GE(ops->available_bytes(), before - (int64_t{1} << 20));
 }
 
 // Guards against an index that changes while it is on its way: `from` is free when a copy returns.
