@@ -14,9 +14,9 @@ namespace tessera::cuda {
 /// differs from the definition, a line each; a few milliseconds. For cards with the instruction.
 std::vector<std::string> check_fp4_instruction(Device& device);
 
-/// Products of packed rows with a matrix of NVFP4 and one of MXFP4 that have tiles which are not
-/// full, against sums in f64: what differs, a line each. For ops whose prompt rows are kFp4 before
-/// such matrices.
+/// Products of packed rows with a matrix and with experts, of NVFP4 and of MXFP4, that have tiles
+/// which are not full, against sums in f64: what differs, a line each. For ops whose prompt rows
+/// are kFp4 before such matrices.
 std::vector<std::string> check_fp4_product(CudaOps& ops);
 
 }  // namespace tessera::cuda
