@@ -28,7 +28,7 @@ FP4_SOURCES = {"linear/products_nvfp4_sm120.cu": BLACKWELL, "rows/scaled_rows.cu
 EXPECTED = {"sm_80": EVERYWHERE, "sm_90a": EVERYWHERE + HOPPER, "sm_120": EVERYWHERE + BLACKWELL + FP4_ROUNDING}
 # Tiles of linear/gemm_nvfp4_sm120.cuh: products of a warp and stage, and how many percent of their issue slots (16 of them
 # a product) the other instructions of the loop may take. What has no room beside them is issued late.
-FP4_KERNEL = re.compile(r"5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi(\d+)ELi(\d+)EEELb(\d)E")
+FP4_KERNEL = re.compile(r"5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi(\d+)ELi(\d+)EEELNS1_4FormE(\d)E")
 FP4_TILES = {(256, 128): (64, 20), (128, 128): (32, 25), (128, 64): (16, 40)}
 FP4_SLOTS = 16
 FP4_REGISTERS = 168
@@ -94,12 +94,12 @@ def fp4_faults(image, code):
         kernel = FP4_KERNEL.search(name)
         if not kernel:
             continue
-        *tile, gated = map(int, kernel.groups())
+        *tile, form = map(int, kernel.groups())
         tile = tuple(tile)
         wanted, most = FP4_TILES[tile]
         products, others, empty = fp4_loop(body)
         percent = 100 * others / (FP4_SLOTS * max(products, 1))
-        label = f"FP4 tile {tile[0]} x {tile[1]}" + (" of gate and up" if gated else "")
+        label = f"FP4 tile {tile[0]} x {tile[1]}" + ("", " of gate and up", " of experts")[form]
         print(f"{label}: {products} products, {others} other instructions a stage ({empty} of them NOP): {percent:.1f}% of the slots")
         if products != wanted:
             yield f"{label}: {products} products in its loop, not {wanted}"

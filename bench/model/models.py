@@ -57,7 +57,8 @@ class General:
 class Kernels:
     store: list[Kernel]
     gated: list[Kernel]  # of gate and up
-    experts_gated: list[Kernel]  # of those of experts
+    experts_store: list[Kernel]  # of experts
+    experts_gated: list[Kernel]
     x_bytes: float  # of a column of a rounded row
     general: General | None = None  # attention and delta rule; none: those of Hopper
 
@@ -119,8 +120,8 @@ def row_bytes(model: Model, x_bytes: float) -> float:
     norms = 2 * model.layers * model.width * (4 + x_bytes)
     mixers = delta * (8 * (2 * key + value) + value * (8 + x_bytes) + 2 * model.width)
     attending = attention * (8 * query + 12 * kv + query * (8 + x_bytes))
-    # Rows are copied to their experts, results of experts are read again to be added.
-    routed = model.layers * model.used * (2 * x_bytes + 8) * model.width
+    # Results of experts are read again to be added; their rows are gathered by the products.
+    routed = model.layers * model.used * 8 * model.width
     # Gate and up are one product that leaves as bf16, which a pass rounds further where rows have
     # scales; those of experts in packed rows are two f32 results that a pass joins.
     joined = 0.0 if x_bytes == 2.0 else 2 + x_bytes
@@ -148,9 +149,13 @@ def products_us(model: Model, card: Card, kernels: Kernels, tokens: int) -> floa
     attending = us(store, 2 * query, width) + 2 * us(store, kv, width) + us(add, width, query)
     feeding = us(gated, 2 * model.ffn, width) + us(add, width, model.ffn)
     if model.experts:
-        rows = expert_rows(tokens * model.used / model.experts, 64)
-        feeding += us(kernels.experts_gated, 2 * model.ffn, width, rows, model.experts)
-        feeding += us(store, width, model.ffn, rows, model.experts)
+        mean = tokens * model.used / model.experts
+        tile = 64 if mean <= 96 else 128  # as the FP4 product has them
+        rows = expert_rows(mean, tile)
+        of_gate, of_down = ([k for k in which if tile in k.loops]
+                            for which in (kernels.experts_gated, kernels.experts_store))
+        feeding += us(of_gate, 2 * model.ffn, width, rows, model.experts)
+        feeding += us(of_down, width, model.ffn, rows, model.experts)
     return delta * nets + attention * attending + model.layers * feeding
 
 

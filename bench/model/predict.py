@@ -32,7 +32,7 @@ PUBLISHED = [(16384, 6122, "llama.cpp"), (16384, 8860, "its proof of concept"), 
 def hopper(act: str) -> models.Kernels:
     found = products.hopper_kernels(sass.load(COUNTS))
     gated = [found[act + " gate and up"]]
-    return models.Kernels([found[act]], gated, gated, found[act].column_bytes)
+    return models.Kernels([found[act]], gated, [found[act]], gated, found[act].column_bytes)
 
 
 def general() -> models.General:
@@ -42,8 +42,8 @@ def general() -> models.General:
 
 
 def blackwell() -> models.Kernels:
-    tiles, gated = (products.blackwell_kernels(sass.load(COUNTS), gated) for gated in (False, True))
-    return models.Kernels(tiles, gated, tiles, tiles[0].column_bytes, general())
+    plain, gated, grouped = (products.blackwell_kernels(sass.load(COUNTS), form) for form in products.FORMS)
+    return models.Kernels(plain, gated, grouped, grouped, plain[0].column_bytes, general())
 
 
 def predicted_us(row: Row) -> float:

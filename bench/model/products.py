@@ -178,13 +178,16 @@ def hopper_kernels(loops: dict[str, Loop]) -> dict[str, Kernel]:
     }
 
 
-def blackwell_kernels(loops: dict[str, Loop], gated: bool) -> list[Kernel]:
-    """The tiles of linear/gemm_nvfp4_sm120.cuh, of which a launch has one size. `gated`: of gate and up."""
+FORMS = ("plain", "gated", "grouped")
+
+
+def blackwell_kernels(loops: dict[str, Loop], form: str) -> list[Kernel]:
+    """The tiles of linear/gemm_nvfp4_sm120.cuh, of which a launch has one size, of one of FORMS."""
     kernels = []
     for name, loop in loops.items():
         match = re.match(r"sm120<(\d+),(\d+),(\d+)> OMMA", name)
-        if match and int(match.group(3)) == int(gated):
+        if match and FORMS[int(match.group(3))] == form:
             features, tokens = int(match.group(1)), int(match.group(2))
             kernels.append(Kernel("fp4", {tokens: loop}, features, 9 / 16, 1, warpgroups=False, ahead=False,
-                                  out_bytes=1.0 if gated else 4.0))
+                                  out_bytes=1.0 if form == "gated" else 4.0))
     return kernels

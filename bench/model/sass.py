@@ -183,7 +183,7 @@ def short_name(mangled: str) -> str:
     """gemm_sm90<0> of _ZN7tessera4cuda4sm906kernelILb0EEEv...: space and template arguments."""
     space = re.search(r"4cuda\d+(sm\d+(?:_[a-z]+\d*)?|[a-z]\w*?)(?:6kernel|I|E)", mangled)
     arguments = mangled.split("kernel", 1)[-1].split("EEv")[0]
-    values = re.findall(r"(?:Lb|Li|DTypeE|FormatE|OperandsE)(\d+)", arguments + "E")
+    values = re.findall(r"(?:Lb|Li|DTypeE|FormatE|OperandsE|FormE)(\d+)", arguments + "E")
     return (space.group(1) if space else mangled) + "<" + ",".join(values) + ">"
 
 

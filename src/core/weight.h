@@ -91,8 +91,8 @@ struct Weight {
     const std::byte* codes = nullptr;
     const std::byte* scales = nullptr;   ///< block scales, where the layout keeps them apart
     const float* outer_scale = nullptr;  ///< [experts] fp32, multiplies the product; never null
-    /// [rows] or null: a row divided by its own factor fits e4m3 (for kFp8 activations), or its
-    /// block scales do (MXFP4, for kFp4 activations).
+    /// [experts][rows] or null: a row divided by its own factor fits e4m3 (for kFp8 activations),
+    /// or its block scales do (MXFP4, for kFp4 activations).
     const float* row_factors = nullptr;
     ActWants wants;
     bool absent() const { return experts == 0; }
@@ -106,8 +106,8 @@ struct Weight {
 /// column 2j + 1 in the upper one; `block_scales` F8_E4M3 [rows, cols/16] without sign;
 /// `row_scales` F32 [rows], NaN for a row that holds a NaN or an infinity, as no code is one. All
 /// three contiguous and aligned to 16 bytes. Columns are a multiple of 64; rows of others, which no
-/// matrix of NVFP4 but some of MXFP4 have, come as kNvfp4 to whoever asks for kFp4. Where rows come
-/// in kNvfp4 as well, both views have the same `row_scales`.
+/// matrix of NVFP4 but some of MXFP4 have, come as kNvfp4 to whoever asks for kFp4. Nobody asks for
+/// both.
 /// `transposed_pairs`: within every 32 columns the 4 x 4 matrix of pairs of columns is transposed:
 /// the value of column 8q + 2c + b stands at 8c + 2q + b (what a lane of a tensor core product
 /// needs of a weight's unit is then one word of it).
@@ -134,9 +134,9 @@ constexpr int64_t transposed_quad_place(int64_t column) {
     return column - inside + inside / 4 % 2 * 16 + inside / 8 * 4 + inside % 4;
 }
 
-/// The views of some rows: as many as there are formats among the consumers of an activation. Four
-/// before experts: F32 for a router, BF16, kFp4 for a plain matrix and kNvfp4 for stacks of them.
-using ActViews = std::array<ActView, 4>;
+/// The views of some rows: as many as there are formats among the consumers of an activation. Three
+/// at most: F32 for a router, BF16, and what matrices of FP4 take.
+using ActViews = std::array<ActView, 3>;
 
 /// An activation in every format that its consumers want. `prompt` holds the rows [0,
 /// Exec::prompt_rows), `generated` the rest; one view per wanted format, absent ones have rank 0.

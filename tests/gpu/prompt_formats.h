@@ -39,8 +39,12 @@ inline void expect_for_hopper_alone(const std::string& refusal) {
 /// That answers of random models are the same twice and for any size of a pass, and that products
 /// which `ran(OpCount)` knows took part.
 template <class Ran>
-void expect_same_answers_for_any_ubatch(const BackendOptions& backend, DType type, const Ran& ran) {
-    for (const char* architecture : {"llama", "qwen35", "qwen35moe"}) {
+void expect_same_answers_for_any_ubatch(const BackendOptions& backend,
+                                        DType type,
+                                        const Ran& ran,
+                                        std::vector<const char*> architectures = {"llama", "qwen35",
+                                                                                  "qwen35moe"}) {
+    for (const char* architecture : architectures) {
         const std::vector<std::byte>& bytes = model_of(architecture, type);
         EngineOptions options = card_options();
         options.backend = backend;

@@ -192,6 +192,52 @@ void gated_sweep(std::vector<OpCase>& cases) {
                             .prompt_rows = t > 1 ? t : 0});
 }
 
+/// Prompt pairs of FP4 matrices: tiles of both sizes and both ends of them, ends of stages, prompt
+/// and generated pairs of one expert, far more experts than pairs.
+void fp4_sweep(std::vector<OpCase>& cases) {
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4}) {
+        for (const int64_t k : {192, 448})
+            for (const Ids ids : {Ids::kDistinct, Ids::kRepeated, Ids::kEvens})
+                add(cases, {.weight = format,
+                            .n = k == 192 ? 272 : 130,
+                            .k = k,
+                            .experts = 6,
+                            .choices = 2,
+                            .t = 200,
+                            .prompt_rows = ids == Ids::kDistinct ? 200 : 151,
+                            .per_pair = ids == Ids::kEvens,
+                            .ids = ids,
+                            .scales = true,
+                            .padding = 3});
+        add(cases, {.weight = format,
+                    .n = 136,
+                    .k = 320,
+                    .experts = 3,
+                    .choices = 1,
+                    .t = 500,
+                    .prompt_rows = 470,
+                    .scales = true});
+        add(cases, {.weight = format,
+                    .n = 144,
+                    .k = 128,
+                    .experts = 300,
+                    .choices = 4,
+                    .t = 23,
+                    .prompt_rows = 20,
+                    .scales = true});
+        add(cases, {.gated = true,
+                    .weight = format,
+                    .n = 192,
+                    .k = 192,
+                    .experts = 7,
+                    .choices = 3,
+                    .t = 120,
+                    .prompt_rows = 90,
+                    .ids = Ids::kRepeated,
+                    .scales = true});
+    }
+}
+
 void route_sweep(std::vector<OpCase>& cases) {
     for (const int32_t experts : {1, 2, 8, 60, 64, 128, 256, 512})
         for (const int32_t choices : {1, 2, 4, 8, 16})
@@ -243,6 +289,7 @@ void add_expert_cases(std::vector<OpCase>& cases) {
     gated_sweep(cases);
     route_sweep(cases);
     combine_sweep(cases);
+    fp4_sweep(cases);
 }
 
 void add_expert_perf_cases(std::vector<OpCase>& cases) {

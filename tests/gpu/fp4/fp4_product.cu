@@ -40,16 +40,46 @@ std::vector<T> fetch(cuda::Device& device, const T* from, size_t count) {
     return out;
 }
 
-template <class Mma>
-void run(cuda::Device& device,
-         const cuda::Product& product,
-         const cuda::Fp4Rows& x,
-         std::optional<int> tile) {
-    if (tile)
-        cuda::sm120::run_tiles<Mma>(device, product, DType::kNVFP4, x, cuda::sm120::kTiles[*tile]);
-    else
-        cuda::run_gemm_nvfp4_sm120<Mma>(device, product, DType::kNVFP4, x);
+/// Calls run.operator()<Mma>() with what stands for the instruction; `seed` is that of delays.
+template <class Run>
+void with_instruction(cuda::Device& device,
+                      Fp4Instruction instruction,
+                      uint32_t seed,
+                      const Run& run) {
+    switch (instruction) {
+        case Fp4Instruction::kEmulated:
+            return run.template operator()<cuda::EmulatedFp4Mma>();
+        case Fp4Instruction::kDelayed:
+            cuda::check_cuda(cudaMemcpyToSymbolAsync(delay_seed, &seed, sizeof(seed), 0,
+                                                     cudaMemcpyHostToDevice, device.stream()),
+                             "setting the seed of delays");
+            return run.template operator()<DelayedFp4Mma>();
+        case Fp4Instruction::kNative:
+            return run.template operator()<cuda::NativeFp4Mma>();
+    }
 }
+
+/// The operands of a problem on the device.
+struct Sent {
+    cuda::Product product{};
+    cuda::Fp4Rows x;
+
+    Sent(cuda::Device& device, const Fp4Problem& problem)
+        : x{send(device, plain_codes(problem.x)), send(device, problem.x.scales),
+            send(device, problem.row_scales)} {
+        product.codes = send(device, resident_codes(problem.weight));
+        product.scales = send(device, problem.weight.scales);
+        product.outer = send(device, std::vector<float>{problem.outer});
+        product.bias = send(device, problem.bias);
+        product.n = problem.weight.rows;
+        product.k = problem.weight.cols;
+        product.units = cuda::units_of(product.k);
+        product.out = const_cast<float*>(send(device, problem.out));
+        product.out_stride = problem.out_stride;
+        product.rows = problem.x.rows;
+        product.add = problem.add;
+    }
+};
 
 /// Reads the scales of tokens from the lanes of another selector.
 struct WrongFp4Mma : cuda::EmulatedFp4Mma {
@@ -102,36 +132,36 @@ std::vector<float> multiply_fp4(const Fp4Problem& problem,
                                 uint32_t seed) {
     static_assert(std::size(cuda::sm120::kTiles) == kFp4Tiles);
     cuda::Device device(cuda::CudaOptions{});
-    float* out = const_cast<float*>(send(device, problem.out));
-    cuda::Product product{};
-    product.codes = send(device, resident_codes(problem.weight));
-    product.scales = send(device, problem.weight.scales);
-    product.outer = send(device, std::vector<float>{problem.outer});
-    product.bias = send(device, problem.bias);
-    product.n = problem.weight.rows;
-    product.k = problem.weight.cols;
-    product.units = cuda::units_of(product.k);
-    product.out = out;
-    product.out_stride = problem.out_stride;
-    product.rows = problem.x.rows;
-    product.add = problem.add;
-    const cuda::Fp4Rows x{send(device, plain_codes(problem.x)), send(device, problem.x.scales),
-                          send(device, problem.row_scales)};
-    switch (instruction) {
-        case Fp4Instruction::kEmulated:
-            run<cuda::EmulatedFp4Mma>(device, product, x, tile);
-            break;
-        case Fp4Instruction::kDelayed:
-            cuda::check_cuda(cudaMemcpyToSymbolAsync(delay_seed, &seed, sizeof(seed), 0,
-                                                     cudaMemcpyHostToDevice, device.stream()),
-                             "setting the seed of delays");
-            run<DelayedFp4Mma>(device, product, x, tile);
-            break;
-        case Fp4Instruction::kNative:
-            run<cuda::NativeFp4Mma>(device, product, x, tile);
-            break;
-    }
-    return fetch(device, out, problem.out.size());
+    const Sent sent(device, problem);
+    with_instruction(device, instruction, seed, [&]<class Mma>() {
+        if (tile)
+            cuda::sm120::run_tiles<Mma>(device, sent.product, DType::kNVFP4, sent.x,
+                                        cuda::sm120::kTiles[*tile]);
+        else
+            cuda::run_gemm_nvfp4_sm120<Mma>(device, sent.product, DType::kNVFP4, sent.x);
+    });
+    return fetch(device, sent.product.out, problem.out.size());
+}
+
+std::vector<float> multiply_fp4_groups(const Fp4Problem& problem,
+                                       const Fp4Groups& groups,
+                                       Fp4Instruction instruction,
+                                       int tokens) {
+    cuda::Device device(cuda::CudaOptions{});
+    Sent sent(device, problem);
+    cuda::Product& product = sent.product;
+    product.experts = static_cast<int32_t>(groups.outers.size());
+    product.outer = send(device, groups.outers);
+    product.n = problem.weight.rows / product.experts;
+    product.rows = static_cast<int64_t>(groups.pairs.size());
+    product.pairs = send(device, groups.pairs);
+    product.starts = send(device, groups.starts);
+    product.pairs_per_row = groups.pairs_per_row;
+    product.end_pair = groups.end_pair;
+    with_instruction(device, instruction, /*seed=*/1, [&]<class Mma>() {
+        cuda::sm120::run_groups<Mma>(device, product, DType::kNVFP4, sent.x, tokens);
+    });
+    return fetch(device, product.out, problem.out.size());
 }
 
 Fp4Quantized quantize_fp4(const std::vector<float>& x,

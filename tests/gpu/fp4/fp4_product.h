@@ -20,6 +20,17 @@ enum class Fp4Instruction : uint8_t {
 /// Of the tiles that the kernel has (sm120::kTiles).
 inline constexpr int kFp4Tiles = 3;
 
+/// The matrices of experts that rows of x meet: the rows of a weight are so many matrices. Pair p
+/// is of row p / pairs_per_row of x and has row p of the result; those of expert e are
+/// pairs[starts[e]] to pairs[starts[e + 1] - 1], ascending. Those from end_pair on are not
+/// prompts'.
+struct Fp4Groups {
+    std::vector<int32_t> pairs, starts;
+    std::vector<float> outers;  ///< of experts
+    int32_t pairs_per_row = 1;
+    int32_t end_pair = 0;
+};
+
 struct Fp4Problem {
     const Fp4Matrix& weight;
     const Fp4Matrix& x;
@@ -37,6 +48,13 @@ std::vector<float> multiply_fp4(const Fp4Problem& problem,
                                 Fp4Instruction instruction,
                                 std::optional<int> tile,
                                 uint32_t seed = 0);
+
+/// The same of pairs, without bias and sum, in tiles of 64 or 128 tokens; `problem.outer` does not
+/// matter.
+std::vector<float> multiply_fp4_groups(const Fp4Problem& problem,
+                                       const Fp4Groups& groups,
+                                       Fp4Instruction instruction,
+                                       int tokens);
 
 /// Rows of x in the form that the product takes.
 struct Fp4Quantized {

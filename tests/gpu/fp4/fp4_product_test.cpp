@@ -6,7 +6,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
+#include <utility>
 
 #include "core/codec.h"
 #include "core/weight.h"
@@ -212,6 +214,148 @@ TEST_F(Fp4Product, WhatIsNoNumberStaysInItsRow) {
         else
             EXPECT_EQ(out[i], right[i]) << i;
     }
+}
+
+/// Experts and the pairs that they get.
+struct Experts {
+    int64_t n;
+    std::vector<int32_t> counts;  ///< pairs of each
+    int32_t pairs_per_row;
+    int32_t generated;  ///< pairs at the end
+};
+
+/// A problem of pairs and what owns its operands. Experts take turns in an order without a pattern.
+struct GroupedOperands {
+    Operands operands;
+    Fp4Groups groups;
+    std::vector<int32_t> expert_of;  ///< pair
+
+    GroupedOperands(const Experts& experts, int64_t k, bool exact)
+        : operands({experts.n * static_cast<int64_t>(experts.counts.size()), 1, k}, exact) {
+        for (size_t e = 0; e < experts.counts.size(); ++e) {
+            groups.outers.push_back(0.3f + 0.01f * static_cast<float>(e));
+            expert_of.insert(expert_of.end(), static_cast<size_t>(experts.counts[e]),
+                             static_cast<int32_t>(e));
+        }
+        std::mt19937 random(7);
+        for (size_t i = expert_of.size(); i > 1; --i)
+            std::swap(expert_of[i - 1], expert_of[random() % i]);
+        groups.starts.push_back(0);
+        for (size_t e = 0; e < experts.counts.size(); ++e) {
+            for (size_t p = 0; p < expert_of.size(); ++p)
+                if (expert_of[p] == static_cast<int32_t>(e))
+                    groups.pairs.push_back(static_cast<int32_t>(p));
+            groups.starts.push_back(static_cast<int32_t>(groups.pairs.size()));
+        }
+        const auto pairs = static_cast<int32_t>(expert_of.size());
+        groups.pairs_per_row = experts.pairs_per_row;
+        groups.end_pair = pairs - experts.generated;
+        // Rows of prompts alone.
+        const int64_t rows = groups.end_pair / experts.pairs_per_row;
+        operands.x = random_fp4(rows, k, exact, 2);
+        operands.row_scales.clear();
+        for (int64_t i = 0; i < rows; ++i)
+            operands.row_scales.push_back(0.01f + 0.001f * static_cast<float>(i % 97));
+    }
+
+    int64_t n() const { return operands.weight.rows / static_cast<int64_t>(groups.outers.size()); }
+    Fp4Problem problem() const {
+        Fp4Problem problem = operands.problem(/*biased=*/false, /*add=*/false);
+        problem.out_stride = n() + 5;
+        problem.out.assign(expert_of.size() * static_cast<size_t>(problem.out_stride), -1234.5f);
+        return problem;
+    }
+    /// `out` of problem() after the product; result(expert, row of x, feature) is one.
+    template <class Result>
+    std::vector<float> expected(const Result& result) const {
+        const Fp4Problem of = problem();
+        std::vector<float> out = of.out;
+        for (int64_t pair = 0; pair < groups.end_pair; ++pair)
+            for (int64_t feature = 0; feature < n(); ++feature)
+                out[static_cast<size_t>(pair * of.out_stride + feature)] = result(
+                    static_cast<size_t>(expert_of[static_cast<size_t>(pair)]),
+                    static_cast<size_t>(pair / groups.pairs_per_row), static_cast<size_t>(feature));
+        return out;
+    }
+    /// The same by the definition, of sums that are exact.
+    std::vector<float> exact() const {
+        const std::vector<double> w = operands.weight.values(), x = operands.x.values();
+        const auto cols = static_cast<size_t>(operands.x.cols);
+        return expected([&](size_t expert, size_t row, size_t feature) {
+            const double* a = w.data() + (expert * static_cast<size_t>(n()) + feature) * cols;
+            const float factor = groups.outers[expert] * operands.row_scales[row];
+            return static_cast<float>(std::inner_product(a, a + cols, x.data() + row * cols, 0.0)) *
+                   factor;
+        });
+    }
+    /// Results that are not `right`, in tiles of 64 and in those of 128 tokens.
+    int wrong(Fp4Instruction how, const std::vector<float>& right) const {
+        int count = 0;
+        for (const int tokens : {64, 128})
+            count += differing_bits(multiply_fp4_groups(problem(), groups, how, tokens), right);
+        return count;
+    }
+};
+
+// Counts of pairs about the ends of tiles, of nobody, and far more experts than pairs.
+std::vector<Experts> some_experts() {
+    std::vector<int32_t> few(300);
+    for (size_t e = 0; e < few.size(); e += 23) few[e] = static_cast<int32_t>(1 + e % 2);
+    return {{16, {1}, 1, 0},
+            {130, {63, 0, 64, 65, 1, 0}, 1, 0},
+            {128, {0, 0, 127, 128, 129, 7, 0}, 1, 40},
+            {300, {300, 0, 3, 90}, 3, 33},
+            {40, {5, 6, 7, 0, 5, 1}, 4, 4},
+            {8, std::move(few), 1, 5}};
+}
+
+// Guards against rows of other pairs or experts, tiles that nobody has or that are had twice,
+// results of pairs that are not the product's, and stages that are half full.
+TEST_F(Fp4Product, GroupedExactSumsAreTheHostsBits) {
+    constexpr std::array<int64_t, 4> kColumns{64, 448, 192, 1088};
+    const std::vector<Experts> all = some_experts();
+    for (size_t i = 0; i < all.size(); ++i) {
+        for (const size_t other : {0, 3}) {
+            const int64_t columns = kColumns[(i + other) % kColumns.size()];
+            const GroupedOperands of(all[i], columns, /*exact=*/true);
+            EXPECT_EQ(of.wrong(instruction(), of.exact()), 0)
+                << "experts " << i << ", " << columns << " columns";
+        }
+    }
+}
+
+// Guards against blocks that lose their place in the ring between two tiles, or do not end.
+TEST_F(Fp4Product, BlocksTakeSeveralGroups) {
+    std::vector<int32_t> counts;
+    for (int32_t e = 0; e < 24; ++e) counts.push_back(e * 37 % 150 / 2 * 2);
+    const GroupedOperands of({1000, counts, 2, 400}, 192, /*exact=*/true);
+    EXPECT_EQ(of.wrong(instruction(), of.exact()), 0);
+}
+
+// Guards against sums of another order than those of a matrix alone, whatever the scales, and
+// against waits that only the speed of one role makes superfluous.
+TEST_F(Fp4Product, GroupedRowsAreThoseOfMatricesAlone) {
+    const GroupedOperands of({200, {70, 0, 9, 131, 1}, 1, 11}, 1088, /*exact=*/false);
+    std::vector<std::vector<float>> alone;
+    for (size_t expert = 0; expert < of.groups.outers.size(); ++expert) {
+        Operands one({of.n(), of.operands.x.rows, 1088}, /*exact=*/false);
+        const auto first = static_cast<int64_t>(expert) * of.n();
+        std::copy_n(of.operands.weight.codes.begin() + first * 1088, one.weight.codes.size(),
+                    one.weight.codes.begin());
+        std::copy_n(of.operands.weight.scales.begin() + first * 68, one.weight.scales.size(),
+                    one.weight.scales.begin());
+        one.x = of.operands.x;
+        one.row_scales = of.operands.row_scales;
+        Fp4Problem matrix = one.problem(/*biased=*/false, /*add=*/false);
+        matrix.outer = of.groups.outers[expert];
+        matrix.out_stride = of.n();
+        alone.push_back(multiply_fp4(matrix, instruction(), std::nullopt));
+    }
+    const std::vector<float> right = of.expected([&](size_t expert, size_t row, size_t feature) {
+        return alone[expert][row * static_cast<size_t>(of.n()) + feature];
+    });
+    EXPECT_EQ(of.wrong(instruction(), right), 0);
+    EXPECT_EQ(of.wrong(Fp4Instruction::kDelayed, right), 0);
 }
 
 /// Rows by the codec: blocks of 64 are four scales and 32 bytes, whose byte 8 s + j holds the codes

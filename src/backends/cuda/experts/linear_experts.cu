@@ -12,8 +12,8 @@ namespace tessera::cuda {
 
 namespace {
 
-/// Prompt rows of a stack of one matrix, which is a matrix like any other: every row meets it once
-/// for each of its choices.
+/// Prompt rows of e4m3 before a stack of one matrix, which is a matrix like any other: every row
+/// meets it once for each of its choices. No other stack takes them.
 void multiply_one_expert(Device& device,
                          const GemmInput& x,
                          const Weight& weight,
@@ -43,15 +43,16 @@ void CudaOps::linear_experts(
     const double products = static_cast<double>(pairs) * static_cast<double>(weight.rows);
     // At most so many matrices are read.
     const double matrices = static_cast<double>(std::min<int64_t>(pairs, weight.experts));
+    const bool fp4 = prompt_pairs > 0 && takes_packed(weight);
     const Timed timed(
-        *this, product_label("linear_experts", weight.format),
+        *this, product_label("linear_experts", weight.format, fp4 ? "fp4" : ""),
         2 * products * static_cast<double>(x.cols),
         matrices * static_cast<double>(matrix_bytes(weight.format, weight.rows, weight.cols)) +
             4 * products + 2 * static_cast<double>(x.rows * x.cols));
     const Tensor no_bias;
     ProductCall call{.x = x, .weight = weight, .bias = no_bias, .out = out};
     call.work = &work;
-    if (prompt_pairs > 0 && (wants_fp8(weight.wants) || wants_fp4(weight.wants))) {
+    if (prompt_pairs > 0 && wants_fp8(weight.wants)) {
         multiply_one_expert(*device_, x, weight, prompt_rows, per_pair ? 1 : choices, out);
     } else if (prompt_pairs > 0) {
         call.kind = RowKind::kPrompt;

@@ -65,6 +65,15 @@ struct RepeatedOperands {
 struct Shape {
     int64_t features;
     int32_t tokens;
+    int32_t experts = 1;  ///< 5: two of them a token
+    int32_t choices = 1;
+
+    int64_t results() const { return int64_t{tokens} * choices; }
+    /// The expert of a row of the results. Not always the same two, nor all of them.
+    int32_t expert_of(int64_t result) const {
+        const int64_t token = result / choices;
+        return static_cast<int32_t>((token * token + result % choices) % experts);
+    }
 };
 
 /// A product that takes these tiles, the last of which are not full: where the choice allows it
@@ -94,30 +103,39 @@ std::vector<float> multiply(CudaOps& ops,
         quantize_row(format, operands.w.data() + n * kColumns, kColumns,
                      rows_of_weight.data() + static_cast<size_t>(n) * row_bytes,
                      Nvfp4Policy::kAmax6);
-    const std::vector<std::byte> encoded = repeated(rows_of_weight, shape.features, row_bytes);
+    const std::vector<std::byte> encoded =
+        repeated(rows_of_weight, shape.experts * shape.features, row_bytes);
     const std::vector<float> x = repeated(operands.x, shape.tokens, kColumns);
     const Weight weight = ops.upload({.name = "self-test",
                                       .format = format,
                                       .rows = shape.features,
                                       .cols = kColumns,
+                                      .experts = shape.experts,
                                       .data = encoded.data(),
                                       .scales = {}});
-    const auto place = [&](int64_t cols) {
-        return make_tensor(ops.allocate(static_cast<size_t>(shape.tokens * cols) * sizeof(float)),
-                           DType::kF32, {shape.tokens, cols});
+    const auto place = [&](DType type, int64_t count, int64_t cols) {
+        return make_tensor(ops.allocate(static_cast<size_t>(count * cols) * 4), type,
+                           {count, cols});
     };
-    const Tensor rows = place(kColumns), out = place(shape.features);
+    const Tensor rows = place(DType::kF32, shape.tokens, kColumns);
+    const Tensor out = place(DType::kF32, shape.results(), shape.features);
+    const Tensor ids = place(DType::kI32, shape.tokens, shape.choices);
+    std::vector<int32_t> experts;
+    for (int64_t i = 0; i < shape.results(); ++i) experts.push_back(shape.expert_of(i));
     ops.copy_to_device(rows.data, x.data(), x.size() * sizeof(float));
+    ops.copy_to_device(ids.data, experts.data(), experts.size() * sizeof(int32_t));
     const auto run = [&](Arena& arena) {
         Exec ex{arena, shape.tokens};
         const GemmInput input = ops.prepare(ex, rows, weight.wants);
-        ops.linear(ex, input, weight, Tensor{}, out, Accumulate::kNo);
+        if (shape.experts == 1)
+            return ops.linear(ex, input, weight, Tensor{}, out, Accumulate::kNo);
+        ops.linear_experts(ex, input, ops.group_experts(ex, ids, shape.experts), weight, out);
     };
     Arena plan(nullptr, 0);
     run(plan);
     Arena arena(ops.allocate(plan.peak_bytes()), plan.peak_bytes());
     run(arena);
-    std::vector<float> got(static_cast<size_t>(shape.tokens * shape.features));
+    std::vector<float> got(static_cast<size_t>(shape.results() * shape.features));
     ops.copy_to_host(got.data(), out.data, got.size() * sizeof(float));
     return got;
 }
@@ -128,10 +146,11 @@ std::string compare(const std::vector<float>& got,
                     const Shape& shape) {
     int64_t wrong = 0;
     std::string first;
-    for (int64_t t = 0; t < shape.tokens; ++t) {
+    for (int64_t i = 0; i < shape.results(); ++i) {
+        const int64_t t = i / shape.choices, before = shape.expert_of(i) * shape.features;
         for (int64_t n = 0; n < shape.features; ++n) {
-            const auto of = static_cast<size_t>(t % kTokens * kFeatures + n % kFeatures);
-            const float value = got[static_cast<size_t>(t * shape.features + n)];
+            const auto of = static_cast<size_t>(t % kTokens * kFeatures + (before + n) % kFeatures);
+            const float value = got[static_cast<size_t>(i * shape.features + n)];
             if (std::abs(value - operands.sums[of]) <= 1e-6 * operands.sizes[of]) continue;
             if (wrong++ == 0)
                 first = text("; token ", t, ", feature ", n, " is ", value, " instead of ",
@@ -152,20 +171,27 @@ std::vector<std::string> check_fp4_instruction(Device& device) {
 std::vector<std::string> check_fp4_product(CudaOps& ops, int32_t multiprocessors) {
     const RepeatedOperands operands;
     std::vector<std::string> faults;
-    for (const sm120::TileChoice& tile : sm120::kTiles) {
-        const Shape shape = shape_for(tile, multiprocessors);
-        const std::string tiles = text("tiles of ", tile.features, " x ", tile.tokens);
-        if (shape.tokens == 0) faults.push_back(text("no product was found that takes ", tiles));
+    const auto check_one = [&](const Shape& shape, const std::string& how) {
         for (const DType format : kFormats) {
-            if (shape.tokens == 0) continue;
             const std::string wrong =
                 compare(multiply(ops, operands, format, shape), operands, shape);
             if (!wrong.empty())
                 faults.push_back(text("in a product of ", shape.tokens, " tokens with ",
                                       shape.features, "x", kColumns, " of ",
-                                      dtype_info(format).name, " in ", tiles, " ", wrong));
+                                      dtype_info(format).name, how, " ", wrong));
         }
+    };
+    for (const sm120::TileChoice& tile : sm120::kTiles) {
+        const Shape shape = shape_for(tile, multiprocessors);
+        const std::string tiles = text("tiles of ", tile.features, " x ", tile.tokens);
+        if (shape.tokens > 0)
+            check_one(shape, text(" in ", tiles));
+        else
+            faults.push_back(text("no product was found that takes ", tiles));
     }
+    // Groups of some 30 and some 300 rows, which take tiles of other sizes.
+    for (const int32_t tokens : {77, 771})
+        check_one({300, tokens, 5, 2}, ", 2 of 5 experts a token,");
     return faults;
 }
 

@@ -12,13 +12,14 @@ struct Fp4Rows {
     const float* row_scales;  ///< [rows]; a row that holds a NaN has NaN here
 };
 
-/// A plain product of `product`, of kNVFP4 or kMXFP4, with `x` for its rows; `product.x` and
-/// `x_scales` do not matter. Columns are a multiple of 64, codes are aligned to 16 bytes and rows
-/// of them multiples of 32 bytes, scales of the weight aligned to 4 bytes. A scale 0x7f of NVFP4
-/// counts as 0. MXFP4 takes `row_factors` (Weight::row_factors): blocks whose scale is below 2^-17
-/// of their row's largest count as 0. Sums in f32 over instructions of 64 columns, in the order of
-/// the columns, whatever the tiles. Tiles of 256 x 128, 128 x 128, 128 x 64 features by tokens.
-/// `Mma`: the instruction, of cards with FP4 tensor cores, or what stands for it on Hopper
+/// The product of `product`, of kNVFP4 or kMXFP4, with `x` for its rows; `product.x` and `x_scales`
+/// do not matter. Plain, or grouped: of pairs [0, end_pair), without bias, not to what is there.
+/// Columns are a multiple of 64, codes are aligned to 16 bytes and rows of them multiples of 32
+/// bytes, scales of the weight aligned to 4 bytes. A scale 0x7f of NVFP4 counts as 0. MXFP4 takes
+/// `row_factors` (Weight::row_factors): blocks whose scale is below 2^-17 of their row's largest
+/// count as 0. Sums in f32 over instructions of 64 columns, in the order of the columns, whatever
+/// the tiles. Tiles of 256 x 128, 128 x 128, 128 x 64 features by tokens; grouped ones of the last
+/// two. `Mma`: the instruction, of cards with FP4 tensor cores, or what stands for it on Hopper
 /// (ptx/fp4_mma.cuh).
 template <class Mma>
 void run_gemm_nvfp4_sm120(Device& device, const Product& product, DType format, const Fp4Rows& x);

@@ -212,10 +212,7 @@ std::byte* allocate_sums([[maybe_unused]] Exec& ex,
 void launch_product(Device& device, const ProductCall& call) {
     Product p = product_of(call);
     const DType format = call.weight.format;
-    if (p.x_block_scales != nullptr) {
-        check(call.work == nullptr, "products of fp4 are plain ones");
-        return run_fp4(device, p, format);
-    }
+    if (p.x_block_scales != nullptr) return run_fp4(device, p, format);
     const bool e4m3 = p.row_factors != nullptr;
     const bool tensor_cores = call.kind == RowKind::kPrompt && !p.x_f32 && !e4m3;
     device.note_operands(e4m3 ? Operands::kFp8 : tensor_cores ? Operands::k16Bits : Operands::kF32);

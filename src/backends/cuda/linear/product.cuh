@@ -18,8 +18,22 @@ namespace tessera::cuda {
 inline constexpr int kProductThreads = 256;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+/// Which rows of x meet which matrix.
+struct Grouping {
+    int64_t rows;  ///< rows of a plain product; all pairs of a grouped one
+
+    // Grouped products; `pairs` is null for plain ones.
+    const int32_t* pairs;
+    const int32_t* starts;
+    int32_t experts;
+    int32_t pairs_per_row;  ///< row of x of pair p: p / pairs_per_row - first_row
+    int32_t first_row;
+    int32_t first_pair;  ///< pairs [first_pair, end_pair) are this product's, others are skipped
+    int32_t end_pair;
+};
+
 /// Operands of a product, all of them device memory.
-struct Product {
+struct Product : Grouping {
     const uint8_t* codes;
     const uint8_t* scales;
     const float* outer;  ///< per expert
@@ -44,17 +58,7 @@ struct Product {
 
     std::byte* sums;  ///< memory for sums_bytes_sm90(), Hopper only
 
-    int64_t rows;    ///< rows of a plain product; all pairs of a grouped one
     int64_t groups;  ///< blocks along the rows: at least as many as there are groups
-
-    // Grouped products; `pairs` is null for plain ones.
-    const int32_t* pairs;
-    const int32_t* starts;
-    int32_t experts;
-    int32_t pairs_per_row;  ///< row of x of pair p: p / pairs_per_row - first_row
-    int32_t first_row;
-    int32_t first_pair;  ///< pairs [first_pair, end_pair) are this product's, others are skipped
-    int32_t end_pair;
 };
 
 /// Rows [first, first + count) of the product, or places in `pairs`; count 0: nothing.
@@ -64,18 +68,27 @@ struct Group {
     int64_t first;
 };
 
+/// Groups of an expert.
+__device__ __forceinline__ int32_t groups_of(const Grouping& p, int32_t expert, int tile) {
+    return (p.starts[expert + 1] - p.starts[expert] + tile - 1) / tile;
+}
+/// Groups of all experts; the lanes of a warp together.
+__device__ __forceinline__ int32_t count_groups(const Grouping& p, int tile) {
+    int32_t count = 0;
+    for (auto expert = static_cast<int32_t>(threadIdx.x % 32); expert < p.experts; expert += 32)
+        count += groups_of(p, expert, tile);
+    return __reduce_add_sync(kAllLanes, count);
+}
+
 /// Group `index` of the product; the lanes of a warp together. Experts are few hundreds: each lane
 /// counts the groups of a run of experts, then the run that holds the group is looked at closely.
-__device__ __forceinline__ Group find_group(const Product& p, int64_t index, int tile) {
+__device__ __forceinline__ Group find_group(const Grouping& p, int64_t index, int tile) {
     if (p.pairs == nullptr) {
         const int64_t first = index * tile;
         const int64_t left = p.rows - first;
         return {0, static_cast<int32_t>(left < tile ? left : tile), first};
     }
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const auto groups_of = [&](int32_t expert) {
-        return (p.starts[expert + 1] - p.starts[expert] + tile - 1) / tile;
-    };
     const auto scan = [&](int32_t value) {
 #pragma unroll
         for (int distance = 1; distance < 32; distance *= 2) {
@@ -92,7 +105,7 @@ __device__ __forceinline__ Group find_group(const Product& p, int64_t index, int
         const int32_t begin = min(first + lane * run, first + count);
         const int32_t end = min(begin + run, first + count);
         int32_t groups = 0;
-        for (int32_t expert = begin; expert < end; ++expert) groups += groups_of(expert);
+        for (int32_t expert = begin; expert < end; ++expert) groups += groups_of(p, expert, tile);
         const int32_t through = scan(groups);
         const unsigned behind = __ballot_sync(kAllLanes, through > wanted);
         if (behind == 0) return {0, 0, 0};
@@ -115,7 +128,7 @@ struct RowPair {
 };
 
 /// Row `index` of a group.
-__device__ __forceinline__ RowPair row_of(const Product& p, const Group& group, int index) {
+__device__ __forceinline__ RowPair row_of(const Grouping& p, const Group& group, int index) {
     if (index >= group.count) return {-1, -1};
     const auto row = static_cast<int32_t>(group.first) + index;
     if (p.pairs == nullptr) return {row, row};
@@ -144,7 +157,7 @@ __device__ __forceinline__ float finish(
 }
 
 /// Rows of x that share a matrix, on average: what the size of a tile should suit.
-inline int64_t rows_per_matrix(const Product& p) {
+inline int64_t rows_per_matrix(const Grouping& p) {
     if (p.pairs == nullptr) return p.rows;
     return ceil_div(p.end_pair - p.first_pair, std::max(p.experts, 1));
 }

@@ -213,8 +213,8 @@ ActWants CudaOps::wants(DType weight_format, int32_t experts) const {
         const bool coarse = chosen == ActFormat::kFp8 || chosen == ActFormat::kNvfp4;
         const bool grouped = chosen == ActFormat::kFp8 && experts > 1;
         // Rows whose columns are not by 64, which MXFP4 alone may have, are not packed (ActView).
-        const bool packed = chosen == ActFormat::kNvfp4 && fp4 && experts <= 1 &&
-                            options_.fp4_products != Fp4Products::kOff;
+        const bool packed =
+            chosen == ActFormat::kNvfp4 && fp4 && options_.fp4_products != Fp4Products::kOff;
         if (packed) return bit_of(ActFormat::kFp4);
         // Nobody asked for coarse rows where they are not faster.
         const bool unasked = options_.act_auto;
@@ -285,12 +285,14 @@ Weight CudaOps::upload(const HostWeight& weight) {
     uploaded.wants = wanted;
     auto* const factors = reinterpret_cast<float*>(memory + places.factors);
     if (is_factored(weight.format, wanted)) uploaded.row_factors = factors;
-    if (wants_fp4(wanted) && weight.format == DType::kMXFP4)
+    if (wants_fp4(wanted) && weight.format == DType::kMXFP4) {
+        const int64_t rows = weight.experts * weight.rows;
         device_->launch("row_powers", row_powers,
-                        dim3(static_cast<unsigned>(ceil_div(weight.rows, kPackThreads / 32))),
+                        dim3(static_cast<unsigned>(ceil_div(rows, kPackThreads / 32))),
                         dim3(kPackThreads), 0, reinterpret_cast<const uint8_t*>(uploaded.codes),
-                        reinterpret_cast<const uint8_t*>(uploaded.scales), weight.rows,
+                        reinterpret_cast<const uint8_t*>(uploaded.scales), rows,
                         units_of(weight.cols), factors);
+    }
 #if TESSERA_SM90A
     if (wants_fp8(wanted)) {
         const auto find = weight.format == DType::kNVFP4 ? find_row_factors<DType::kNVFP4>

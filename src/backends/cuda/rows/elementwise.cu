@@ -48,6 +48,8 @@ void check_formats(ActWants wants) {
                                     1u << static_cast<unsigned>(ActFormat::kFp4);
     check((wants.prompt & ~kOfPrompts) == 0 && (wants.generated & ~kKnown) == 0,
           "matrix inputs: f32, bf16, and e4m3, nvfp4 or fp4 for prompt rows");
+    check(!wanted(wants.prompt, ActFormat::kNvfp4) || !wanted(wants.prompt, ActFormat::kFp4),
+          "matrix inputs: nvfp4 packed or not");
 }
 
 enum class Rows : uint8_t { kPrompt, kGenerated };
@@ -72,7 +74,7 @@ ActView fp4_view(Exec& ex, int64_t rows, int64_t cols) {
     return {.format = ActFormat::kFp4,
             .values = ex.arena.allocate(DType::kI8, {rows, cols / 2}),
             .block_scales = ex.arena.allocate(DType::kF8_E4M3, {rows, cols / 16}),
-            .row_scales = {}};
+            .row_scales = ex.arena.allocate(DType::kF32, {rows})};
 }
 
 ActView e4m3_view(Exec& ex, int64_t rows, int64_t cols) {
@@ -89,16 +91,10 @@ void allocate_rounded(
     Exec& ex, Rows kind, int64_t rows, int64_t cols, uint8_t wants, ActViews& views) {
     size_t count = wanted(wants, ActFormat::kF32) ? 1 : 0;
     if (wanted(wants, ActFormat::kBF16)) views[count++] = rounded_view(ex, kind, rows, cols);
-    const bool packed = wanted(wants, ActFormat::kFp4) && cols % 64 == 0;
-    const bool unpacked =
-        wanted(wants, ActFormat::kNvfp4) || (wanted(wants, ActFormat::kFp4) && !packed);
-    if (unpacked) views[count++] = nvfp4_view(ex, rows, cols);
-    if (packed) {
-        ActView& view = views[count] = fp4_view(ex, rows, cols);
-        view.row_scales =
-            unpacked ? views[count - 1].row_scales : ex.arena.allocate(DType::kF32, {rows});
-        ++count;
-    }
+    const bool fp4 = wanted(wants, ActFormat::kFp4), packed = fp4 && cols % 64 == 0;
+    if (packed) views[count++] = fp4_view(ex, rows, cols);
+    if (wanted(wants, ActFormat::kNvfp4) || (fp4 && !packed))
+        views[count++] = nvfp4_view(ex, rows, cols);
     if (wanted(wants, ActFormat::kFp8)) views[count++] = e4m3_view(ex, rows, cols);
 }
 

@@ -11,7 +11,7 @@ namespace tessera::cuda {
 
 /// An input of `rows` rows in every format of `wants`, in ex.arena, rows contiguous and not yet
 /// written: f32 before bf16 before others, prompt rows before generated rows. Formats other than
-/// kF32, kBF16 and, for prompt rows, kFp8, or kNvfp4 and kFp4, are bugs. Planning allocates the
+/// kF32, kBF16 and, for prompt rows, one of kFp8, kNvfp4 and kFp4, are bugs. Planning allocates the
 /// same.
 GemmInput allocate_input(Exec& ex, int64_t rows, int64_t cols, ActWants wants);
 
@@ -49,7 +49,7 @@ struct ScaledStore {
 void store_scaled(Device& device, const Tensor& x, const GemmInput& input, ScaledStore how);
 
 /// Prompt rows of bf16, all of those of `input` in order, for its views with scales: e4m3 with
-/// transposed quads alone, or nvfp4 and fp4.
+/// transposed quads, nvfp4 or fp4.
 void store_rounded(Device& device, const Tensor& x, const GemmInput& input);
 
 /// Columns of gate are a multiple of 4.

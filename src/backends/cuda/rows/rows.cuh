@@ -191,13 +191,13 @@ struct InputSink {
     float* f32[2] = {nullptr, nullptr};
     __nv_bfloat16* bf16[2] = {nullptr, nullptr};
     bool transposed_pairs = false;  ///< in bf16[0] and nvfp4
-    // Of prompt rows e4m3, or nvfp4 and fp4 (both or one), with row_scales:
+    // Of prompt rows e4m3, or nvfp4 or fp4, with row_scales:
     uint8_t* e4m3 = nullptr;
     bool transposed_quads = false;   ///< in e4m3
     __nv_bfloat16* nvfp4 = nullptr;  ///< in the order of bf16[0]
     uint8_t* fp4 = nullptr;          ///< codes as Fp4Rows has them; columns a multiple of 64
     uint8_t* fp4_scales = nullptr;   ///< with fp4
-    Nvfp4Policy policy = Nvfp4Policy::kAmax6;  ///< of nvfp4 and fp4
+    Nvfp4Policy policy = Nvfp4Policy::kAmax6;  ///< of nvfp4 or fp4
     float* row_scales = nullptr;
     uint32_t prompt_rows = 0;
     int64_t cols = 0;

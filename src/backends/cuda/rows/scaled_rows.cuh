@@ -124,8 +124,7 @@ struct ScaledRow {
                 numbers = false;
         }
         if (!inside) return;
-        if (sink.fp4 != nullptr) store_fp4(codes, block_code, numbers, column);
-        if (sink.nvfp4 == nullptr) return;
+        if (sink.fp4 != nullptr) return store_fp4(codes, block_code, numbers, column);
         __nv_bfloat16* values = sink.nvfp4 + row * sink.cols;
         if (sink.transposed_pairs)
             store_pairs(scaled, column, sink.cols, sink.cols % 4 == 0, values);
