@@ -17,9 +17,9 @@ namespace tessera::cuda {
 std::vector<std::string> check_fp4_instruction(Device& device);
 
 /// Products of packed rows with matrices of NVFP4 and MXFP4 in tiles of every size, some of them
-/// not full, the largest more than there are multiprocessors, and with experts, against sums in f64: what
-/// differs, a line each. For ops whose prompt rows are kFp4 before such matrices; takes up to 256 MiB of their
-/// memory, and a few tenths of a second.
+/// not full, the largest more than there are multiprocessors, and with experts, against sums in
+/// f64: what differs, a line each. For ops whose prompt rows are kFp4 before such weights; takes up
+/// to 256 MiB of their memory, and a few tenths of a second.
 std::vector<std::string> check_fp4_product(CudaOps& ops, int32_t multiprocessors);
 
 }  // namespace tessera::cuda
