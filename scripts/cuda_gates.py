@@ -30,6 +30,9 @@ EXPECTED = {"sm_80": EVERYWHERE, "sm_90a": EVERYWHERE + HOPPER, "sm_120": EVERYW
 # a product) the other instructions of the loop may take. What has no room beside them is issued late.
 FP4_KERNEL = re.compile(r"5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi(\d+)ELi(\d+)EEELNS1_4FormE(\d)E")
 FP4_TILES = {(256, 128): (64, 20), (128, 128): (32, 25), (128, 64): (16, 40)}
+FP4_FORMS = ("", " of gate and up", " of experts")
+# Tiles and forms that have a kernel.
+FP4_KERNELS = {(256, 128, 0), (128, 128, 0), (128, 64, 0), (256, 128, 1), (128, 128, 2), (128, 64, 2)}
 FP4_SLOTS = 16
 FP4_REGISTERS = 168
 # Kernels whose instruction is a function that they call (ptx/fp4_mma.cuh): nobody asks for their speed, and a call may keep
@@ -86,8 +89,12 @@ def fp4_loop(code):
     return len(products), sum(not name.startswith("OMMA") for name in names), names.count("NOP")
 
 
-def fp4_faults(image, code):
-    """What is wrong with the products of FP4 in an image; prints what their loops hold."""
+def fp4_missing(seen):
+    return (f"FP4 tile {width} x {tokens}{FP4_FORMS[form]}: not there" for width, tokens, form in sorted(FP4_KERNELS - seen))
+
+
+def fp4_faults(image, code, seen):
+    """What is wrong with the products of FP4 in an image; prints what their loops hold, and adds to `seen` which they are."""
     usages = subprocess.run([tool("cuobjdump"), "-res-usage", str(image)], capture_output=True, text=True, check=True).stdout
     registers = dict(re.findall(r"Function (\S+):\s*\n\s*REG:(\d+)", usages))
     for name, body in re.findall(r"^\.text\.(\S+):$(.*?)(?=^\s*\.section|\Z)", code, re.MULTILINE | re.DOTALL):
@@ -96,10 +103,11 @@ def fp4_faults(image, code):
             continue
         *tile, form = map(int, kernel.groups())
         tile = tuple(tile)
+        seen.add((*tile, form))
         wanted, most = FP4_TILES[tile]
         products, others, empty = fp4_loop(body)
         percent = 100 * others / (FP4_SLOTS * max(products, 1))
-        label = f"FP4 tile {tile[0]} x {tile[1]}" + ("", " of gate and up", " of experts")[form]
+        label = f"FP4 tile {tile[0]} x {tile[1]}" + FP4_FORMS[form]
         print(f"{label}: {products} products, {others} other instructions a stage ({empty} of them NOP): {percent:.1f}% of the slots")
         if products != wanted:
             yield f"{label}: {products} products in its loop, not {wanted}"
@@ -122,6 +130,7 @@ def compiled(source, target, folder):
 
 def target_faults(target, folder):
     """What is wrong with the sources of FP4 for a target; prints what their code holds."""
+    seen = set()
     for source, expected in FP4_SOURCES.items():
         image = compiled(source, target, folder)
         code = disassembled(image)
@@ -129,7 +138,10 @@ def target_faults(target, folder):
         print(f"{target}, {source}: " + ", ".join(f"{count} {instruction}" for instruction, count in counts.items()))
         yield from (f"{target}: no {instruction} in {source}" for instruction, count in counts.items() if count == 0)
         yield from (f"{target}: {name} keeps {size} bytes in local memory" for name, size in spills(image))
-        yield from (f"{target}: {fault}" for fault in fp4_faults(image, code))
+        yield from (f"{target}: {fault}" for fault in fp4_faults(image, code, seen))
+        if KNOWN_FAULT in code:
+            yield f"{target}: {KNOWN_FAULT}: see f16_of_f32 in rows/codec.cuh"
+    yield from (f"{target}: {fault}" for fault in fp4_missing(seen))
 
 
 def library_faults(library, wanted):
@@ -141,13 +153,15 @@ def library_faults(library, wanted):
             if arch not in found:
                 faults.append(f"{arch}: no machine code in {library.name}")
                 continue
-            counts = collections.Counter()
+            counts, seen = collections.Counter(), set()
             for image in found[arch]:
                 faults += [f"{arch}: {name} keeps {size} bytes in local memory" for name, size in spills(image)]
                 code = disassembled(image)
                 for instruction in (*EXPECTED[arch], KNOWN_FAULT):
                     counts[instruction] += code.count(instruction)
-                faults += [f"{arch}: {fault}" for fault in fp4_faults(image, code)]
+                faults += [f"{arch}: {fault}" for fault in fp4_faults(image, code, seen)]
+            if arch == "sm_120":
+                faults += [f"{arch}: {fault}" for fault in fp4_missing(seen)]
             faults += [f"{arch}: no {name}" for name in EXPECTED[arch] if counts[name] == 0]
             if counts[KNOWN_FAULT]:
                 faults.append(f"{arch}: {counts[KNOWN_FAULT]} times {KNOWN_FAULT}: see f16_of_f32 in rows/codec.cuh")

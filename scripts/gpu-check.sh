@@ -5,7 +5,7 @@
 #   scripts/gpu-check.sh                  installs what is missing, builds build-gpu for this card alone, checks
 #   scripts/gpu-check.sh --no-bootstrap   installs nothing
 #   scripts/gpu-check.sh --with DIR       builds nothing: DIR has tessera, libtessera_cuda.so, racecheck/ with the
-#                                         library for that tool and test_gpu (or tests/test_gpu); the checkout is
+#                                         library for that tool (not with --no-sanitizer) and test_gpu (or tests/test_gpu); the checkout is
 #                                         needed for its test data
 # Also: --no-sanitizer leaves compute-sanitizer out; --jobs N processes at a time (default: a core each, 12 at most);
 # --logs DIR for logs and summary; --commit NAME is what the summary calls the build (default: git's).
@@ -152,7 +152,7 @@ small_parts=(
 )
 small="^($(IFS='|' && echo "${small_parts[*]}"))"
 tools=(memcheck racecheck synccheck initcheck)
-[[ $arch != 90a ]] || tools+=(race-fp8)
+[[ $arch != 90a ]] || tools+=(race-fp8 mem-general race-general mem-fp4)
 shards=$((jobs < 6 ? jobs : 6))
 
 sanitizer_program=''
@@ -175,6 +175,11 @@ if [[ -n $sanitizer_program ]]; then
     sanitize racecheck racecheck "$logs/racecheck/tessera" -p "$small"
     if [[ $arch == 90a ]]; then
         sanitize race-fp8 racecheck "$logs/racecheck/tessera" --act fp8 -p '^(MUL_MAT\(type=NVFP4,m=300,n=9,|LINEAR_GLU\(type=NVFP4,m=288,n=(64|95),)'
+        # What Blackwell cards run.
+        general='^(GATED_DELTA_NET\(nk=(1,nv=1|16,nv=48),hs_k=128,hs_v=128,runs=\[(128\+(70|11)|0\+70)|FLASH_ATTN\(hs=(128|256),nh=6,nkv=2,type_k=(BF16|F8_E4M3),.*prompts=2)'
+        sanitize mem-general memcheck "$tessera" --emulate general -p "$general"
+        sanitize race-general racecheck "$tessera" --emulate general -p "$general"
+        sanitize mem-fp4 memcheck "$tessera" --emulate fp4 -p '^(MUL_MAT\(type=(NVFP4|MXFP4),m=300,n=9,|LINEAR_GLU\(type=NVFP4,m=288,n=70,|MUL_MAT_ID\(type=(NVFP4|MXFP4),n_mats=6,n_used=2,.*m=(130|272)|(PREPARE|RMS_NORM_INPUT)\(type=NVFP4)'
     fi
 fi
 for ((shard = 0; shard < shards; ++shard)); do

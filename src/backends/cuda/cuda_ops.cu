@@ -107,9 +107,11 @@ CudaOps::CudaOps(const CudaOptions& options)
     }
     if (options.act_auto) options_.act_prompt = ActFormat::kNvfp4;
     // The kernel was written without such a card: it is asked before it is trusted.
-    if (wants_fp4(wants(DType::kNVFP4, 1)) && self_test().faults.empty()) return;
+    const bool asked = wants_fp4(wants(DType::kNVFP4, 1));
+    if (asked && self_test().faults.empty()) return;
     options_.fp4_products = Fp4Products::kOff;
-    options_.act_prompt = options.act_prompt;
+    // Nor is what rounds rows to NVFP4 trusted then.
+    options_.act_prompt = asked ? ActFormat::kBF16 : options.act_prompt;
 }
 
 CudaOps::~CudaOps() = default;
@@ -140,6 +142,11 @@ SelfTest CudaOps::self_test() {
             self_test_.faults = check_fp4_product(apart, device_->multiprocessors());
         }
     } catch (const UserError& error) {
+        // That another program has the card's memory says nothing about its products.
+        if (error.code() == ExitCode::kMemory) {
+            self_test_.checked.clear();
+            throw;
+        }
         // The card may not go on behind it: what comes next then says so, too.
         self_test_.faults.push_back(text(error.what(), "; --act bf16 does not ask the card"));
     }

@@ -37,7 +37,7 @@ struct CudaOptions {
     bool act_auto = false;  ///< prompt rows are kNvfp4 instead where FP4 tensor cores multiply them
     Nvfp4Policy nvfp4 = Nvfp4Policy::kAmax6;  ///< of kNvfp4 rows
     /// The kernels that cards of compute capability 12.x run, in the 99 KiB of shared memory that
-    /// a block has there, though the card may have better ones. Implied by kEmulated.
+    /// a block has there, though the card may have better ones. kEmulated needs it.
     bool general = false;
     bool delta_bf16 = false;   ///< gated_delta_rule multiplies bf16 instead of f16
     bool poison = false;       ///< fill fresh memory with 0xFF instead of zeros

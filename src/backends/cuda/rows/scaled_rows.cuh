@@ -263,9 +263,7 @@ struct ScaledGatedNorm {
         const float factor =
             norm_factor<NormKind::kGatedInput, true>(sum, for_each, kScaledHead, eps);
         norm_scale(four, factor, gain, inside, kScaledHead, vector);
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i)
-            four.value[i] = activate(Glu::kSwiGlu, gates.value[i]) * four.value[i];
+        apply_gate(four, gates);
         return four;
     }
     template <class ForEach>
