@@ -1,19 +1,20 @@
 #pragma once
 // Attention of prompt rows on tensor cores, after FlashAttention-2 (arXiv 2307.08691). A block
-// takes one kv head and 64 query columns of one sequence, column c being head c % group of token c
-// / group; a warp takes 16 of them. Pages of 64 keys go by in rising order, with a running maximum
-// and total a column. Values of a page come in beside its scores, keys of the next page beside its
-// sums. Operands are 16 bits wide: the cache's own f16 or bf16 copied as it stands, anything else
-// rounded to bf16. f16 queries are first scaled by a power of two into [-2, 2), so that none
-// overflows.
+// takes one kv head and 128 query columns of one sequence, column c being head c % group of token c
+// / group; a warp takes 16 of them. Steps of 32 keys go by in rising order, with a running
+// maximum and total a column. Values of a step come in beside its scores, keys of the next step
+// beside its sums. Four warps a block would read all keys and values twice as often, and with heads
+// of 256 leave nothing that hides a warp's softmax. Operands are 16 bits wide: the cache's own f16
+// or bf16 copied as it stands, anything else rounded to bf16. f16 queries are first scaled by a
+// power of two into [-2, 2), so that none overflows.
 // Bound: 4 * d products a visible (query, key) pair on tensor cores.
 //
-// A column's result depends on nothing but the column: pages lie at absolute positions, and a page
+// A column's result depends on nothing but the column: steps lie at absolute positions, and a step
 // that the column does not see leaves maximum, total and sums as they were, bit for bit (the factor
 // is exp2(0) = 1, the probabilities are 0, keys and values that nobody in the block sees are
 // zeros). Scores are rounded before use so that no fused form of them can arise on one path alone.
 // Values that are not finite would spoil the columns that do not see them, 0 times them being NaN:
-// pages that some column sees in part are searched for them, see take_bad_values().
+// steps that some column sees in part are searched for them, see take_bad_values().
 
 #include <cstdint>
 
@@ -28,27 +29,32 @@ namespace tessera::cuda {
 
 /// What a lane keeps of the two rows g and g + 8 of its warp's columns.
 struct RowState {
-    int32_t position[2];
-    float factor[2];
     float largest[2];  ///< score in powers of 2
     float total[2];    ///< of this lane's keys
 };
+
+/// The column of the tile that a lane's row `half` is.
+__device__ __forceinline__ int32_t own_column(int32_t half) {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    return thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+}
 
 /// Heads that are shorter than the tile are filled up with zeros; what nobody needs is left out 64
 /// columns at a time: a jump for each product would keep loads from passing products.
 constexpr int32_t kColumnStep = 64;
 
-/// scores (8 fragments of 8 keys) = queries keys^T. Unrolled in full, the largest heads would run
-/// out of registers.
+/// scores (fragments of 8 keys) = queries keys^T. Unrolled in full, the largest heads would run out
+/// of registers.
 template <int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& shared,
                                               int32_t head_size,
-                                              float (&scores)[8][4]) {
+                                              float (&scores)[kTileKeys / 8][4]) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const int32_t query_row = static_cast<int32_t>(threadIdx.x / 32) * 16 + lane % 16;
-    const int32_t key_row = lane % 8 + lane / 16 * 8;
+    const int32_t query_place =
+        tile_place<kHeadSize>(static_cast<int32_t>(threadIdx.x / 32) * 16 + lane % 16, lane / 16);
+    const int32_t key_place = tile_place<kHeadSize>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
-    for (int32_t n = 0; n < 8; ++n)
+    for (int32_t n = 0; n < kTileKeys / 8; ++n)
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) scores[n][i] = 0.0f;
 #pragma unroll(kHeadSize > 128 ? 1 : kHeadSize / kColumnStep)
@@ -57,12 +63,11 @@ __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& sha
 #pragma unroll
         for (int32_t k = first / 16; k < (first + kColumnStep) / 16; ++k) {
             uint32_t a[4];
-            load_matrices(a, shared.queries + tile_place<kHeadSize>(query_row, 2 * k + lane / 16));
+            load_matrices(a, shared.queries + pair_place(query_place, k));
 #pragma unroll
-            for (int32_t n = 0; n < 4; ++n) {
+            for (int32_t n = 0; n < kTileKeys / 16; ++n) {
                 uint32_t b[4];
-                load_matrices(
-                    b, shared.keys + tile_place<kHeadSize>(16 * n + key_row, 2 * k + lane / 8 % 2));
+                load_matrices(b, shared.keys + pair_place(key_place, k) + 16 * n * kHeadSize);
                 mma_16bit<kHalf>(scores[2 * n], a, b[0], b[1]);
                 mma_16bit<kHalf>(scores[2 * n + 1], a, b[2], b[3]);
             }
@@ -92,44 +97,49 @@ __device__ __forceinline__ float inverse_total(const PromptArgs& args,
 }
 
 /// Products to scores in powers of 2; -inf where `masked` and the column does not see the key.
+template <int32_t kHeadSize>
 __device__ __forceinline__ void finish_scores(const PromptArgs& args,
-                                              const RowState& state,
+                                              const PromptShared<kHeadSize>& shared,
                                               int32_t first_key,
                                               bool masked,
-                                              float (&scores)[8][4]) {
+                                              float (&scores)[kTileKeys / 8][4]) {
     constexpr float kLog2E = 1.44269504f;
     const float cap = args.softcap;
+    const float factors[2] = {shared.factors[own_column(0)], shared.factors[own_column(1)]};
 #pragma unroll
-    for (int32_t n = 0; n < 8; ++n)
+    for (int32_t n = 0; n < kTileKeys / 8; ++n)
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
             if (cap > 0.0f) {
-                const float score = __fmul_rn(scores[n][i], state.factor[i / 2]);
+                const float score = __fmul_rn(scores[n][i], factors[i / 2]);
                 scores[n][i] = __fmul_rn(cap * kLog2E, tanhf(score / cap));
             } else {
-                scores[n][i] = __fmul_rn(scores[n][i], state.factor[i / 2] * kLog2E);
+                scores[n][i] = __fmul_rn(scores[n][i], factors[i / 2] * kLog2E);
             }
         }
     if (!masked) return;
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll
-    for (int32_t n = 0; n < 8; ++n)
+    for (int32_t half = 0; half < 2; ++half) {
+        const int32_t position = shared.positions[own_column(half)];
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) {
-            const int32_t key = first_key + 8 * n + lane % 4 * 2 + i % 2;
-            if (!is_visible(args, state.position[i / 2], key)) scores[n][i] = -INFINITY;
+        for (int32_t i = 0; i < kTileKeys / 4; ++i) {
+            const int32_t key = first_key + i / 2 * 8 + lane % 4 * 2 + i % 2;
+            if (!is_visible(args, position, key)) scores[i / 2][2 * half + i % 2] = -INFINITY;
         }
+    }
 }
 
 /// Scores to exp2(score - new maximum); total to match. Returns what the sums must be multiplied
 /// by.
-__device__ __forceinline__ float2 advance_softmax(RowState& state, float (&scores)[8][4]) {
+__device__ __forceinline__ float2 advance_softmax(RowState& state,
+                                                  float (&scores)[kTileKeys / 8][4]) {
     float factors[2];
 #pragma unroll
     for (int32_t half = 0; half < 2; ++half) {
         float largest = state.largest[half];
 #pragma unroll
-        for (int32_t n = 0; n < 8; ++n)
+        for (int32_t n = 0; n < kTileKeys / 8; ++n)
             largest = fmaxf(largest, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
@@ -139,7 +149,7 @@ __device__ __forceinline__ float2 advance_softmax(RowState& state, float (&score
         state.largest[half] = largest;
         float total = 0.0f;
 #pragma unroll
-        for (int32_t n = 0; n < 8; ++n) {
+        for (int32_t n = 0; n < kTileKeys / 8; ++n) {
             scores[n][2 * half] = fast_exp2(scores[n][2 * half] - level);
             scores[n][2 * half + 1] = fast_exp2(scores[n][2 * half + 1] - level);
             total += scores[n][2 * half] + scores[n][2 * half + 1];
@@ -162,9 +172,9 @@ template <int32_t kHeadSize, class Body>
 __device__ __forceinline__ void over_own_values(PromptShared<kHeadSize>& shared, const Body& body) {
     constexpr int32_t kPieces = kHeadSize / 8;
     auto thread = static_cast<int32_t>(threadIdx.x);
-    make_opaque(thread);  // no registers for places in pages that are not searched
+    make_opaque(thread);  // no registers for places in steps that are not searched
 #pragma unroll 4
-    for (int32_t at = thread; at < kPageTokens * kPieces; at += kPromptThreads)
+    for (int32_t at = thread; at < kTileKeys * kPieces; at += kPromptThreads)
         body(*reinterpret_cast<uint4*>(shared.values +
                                        tile_place<kHeadSize>(at / kPieces, at % kPieces)));
 }
@@ -190,34 +200,33 @@ __device__ __forceinline__ float rounded_probability(float x) {
         return __uint_as_float(bits << 16);
 }
 
-/// The rare path of a page with values that are not finite, and that some column sees in part: adds
+/// The rare path of a step with values that are not finite, and that some column sees in part: adds
 /// these values, by key, to the sums of the columns that see them, and puts zeros in their places.
 /// What is left for multiply_values() is bit for bit what the columns that see none of them have.
 /// All threads of the block together.
 template <int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ void take_bad_values(const PromptArgs& args,
-                                                const RowState& state,
                                                 int32_t first_key,
-                                                const float (&scores)[8][4],
+                                                const float (&scores)[kTileKeys / 8][4],
                                                 PromptShared<kHeadSize>& shared,
                                                 float (&sums)[kHeadSize / 8][4]) {
     auto lane = static_cast<int32_t>(threadIdx.x % 32);
     make_opaque(lane);
 #pragma unroll 1
-    for (int32_t key = 0; key < kPageTokens; ++key) {
+    for (int32_t key = 0; key < kTileKeys; ++key) {
         float weights[2] = {};
         bool sees[2];
 #pragma unroll
         for (int32_t half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int32_t n = 0; n < 8; ++n) {
+            for (int32_t n = 0; n < kTileKeys / 8; ++n) {
                 float weight = key % 2 == 0 ? scores[n][2 * half] : scores[n][2 * half + 1];
                 make_opaque(weight);  // an array with a running index would stand in memory
                 if (n == key / 8) weights[half] = weight;
             }
             weights[half] = rounded_probability<kHalf>(
                 __shfl_sync(0xffffffffu, weights[half], lane / 4 * 4 + key % 8 / 2));
-            sees[half] = is_visible(args, state.position[half], first_key + key);
+            sees[half] = is_visible(args, shared.positions[own_column(half)], first_key + key);
         }
 #pragma unroll
         for (int32_t n = 0; n < kHeadSize / 8; ++n) {
@@ -252,11 +261,12 @@ __device__ __forceinline__ void take_bad_values(const PromptArgs& args,
 template <int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ void multiply_values(const PromptShared<kHeadSize>& shared,
                                                 int32_t head_size,
-                                                const float (&scores)[8][4],
+                                                const float (&scores)[kTileKeys / 8][4],
                                                 float (&sums)[kHeadSize / 8][4]) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const int32_t value_place = tile_place<kHeadSize>(lane % 16, lane / 16);
 #pragma unroll
-    for (int32_t k = 0; k < 4; ++k) {
+    for (int32_t k = 0; k < kTileKeys / 16; ++k) {
         const uint32_t a[4] = {pack_pair<kHalf>(scores[2 * k][0], scores[2 * k][1]),
                                pack_pair<kHalf>(scores[2 * k][2], scores[2 * k][3]),
                                pack_pair<kHalf>(scores[2 * k + 1][0], scores[2 * k + 1][1]),
@@ -266,7 +276,7 @@ __device__ __forceinline__ void multiply_values(const PromptShared<kHeadSize>& s
             if (n * 16 % kColumnStep == 0 && n * 16 >= head_size) break;
             uint32_t b[4];
             load_matrices_transposed(
-                b, shared.values + tile_place<kHeadSize>(16 * k + lane % 16, 2 * n + lane / 16));
+                b, shared.values + pair_place(value_place, n) + 16 * k * kHeadSize);
             mma_16bit<kHalf>(sums[2 * n], a, b[0], b[1]);
             mma_16bit<kHalf>(sums[2 * n + 1], a, b[2], b[3]);
         }
@@ -296,8 +306,7 @@ __device__ __forceinline__ void write_tile(const PromptArgs& args,
         float total = state.total[half];
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
-        const int32_t column =
-            tile.first_column + static_cast<int32_t>(threadIdx.x / 32) * 16 + lane / 4 + 8 * half;
+        const int32_t column = tile.first_column + own_column(half);
         if (column >= tile.columns) continue;
         const int64_t token = tile.first_row + column / args.group;
         const int64_t head = int64_t{kv_head} * args.group + column % args.group;
@@ -320,19 +329,24 @@ __device__ __forceinline__ void write_tile(const PromptArgs& args,
 /// Lowest and highest position of the tile's columns. Every warp finds them for itself.
 __device__ __forceinline__ int2 position_range(const int32_t* positions) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-    const int32_t a = positions[lane], b = positions[lane + 32];
-    int32_t lowest = min(a < 0 ? INT32_MAX : a, b < 0 ? INT32_MAX : b), highest = max(a, b);
+    int32_t lowest = INT32_MAX, highest = -1;
 #pragma unroll
-    for (int32_t offset = 16; offset > 0; offset /= 2) {
-        lowest = min(lowest, __shfl_xor_sync(0xffffffffu, lowest, offset));
-        highest = max(highest, __shfl_xor_sync(0xffffffffu, highest, offset));
+    for (int32_t column = 0; column < kTileColumns; column += 32) {
+        const int32_t position = positions[column + lane];
+        lowest = min(lowest, position < 0 ? INT32_MAX : position);
+        highest = max(highest, position);
     }
-    return {lowest, highest};
+    return {__reduce_min_sync(0xffffffffu, lowest), __reduce_max_sync(0xffffffffu, highest)};
 }
+
+/// Blocks that a multiprocessor has registers for: conversions take more than 128.
+template <int32_t kHeadSize, TileOperands kOperands>
+constexpr int32_t kTileBlocks = kHeadSize*(kOperands == TileOperands::kConverted ? 2 : 1) > 128 ? 1
+                                                                                                : 2;
 
 /// Grid: tiles * kv heads, where tiles may be more than there are.
 template <int32_t kHeadSize, TileOperands kOperands>
-__global__ void __launch_bounds__(kPromptThreads, kHeadSize > 64 ? 2 : 3)
+__global__ void __launch_bounds__(kPromptThreads, kTileBlocks<kHeadSize, kOperands>)
     attend_tile(const __grid_constant__ PromptArgs args) {
     constexpr bool kHalf = kOperands == TileOperands::kF16;
     // What is converted does not come in beside the sums: behind them there are more registers.
@@ -352,33 +366,28 @@ __global__ void __launch_bounds__(kPromptThreads, kHeadSize > 64 ? 2 : 3)
                           .end = range.y + 1,
                           .table = args.batch.table(tile.sequence),
                           .kv_head = kv_head};
-    const int32_t last_page = range.y / kPageTokens;
-    RowState state;
-#pragma unroll
-    for (int32_t half = 0; half < 2; ++half) {
-        const int32_t row =
-            static_cast<int32_t>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) + 8 * half;
-        state.position[half] = shared.positions[row];
-        state.factor[half] = shared.factors[row];
-        state.largest[half] = -INFINITY;
-        state.total[half] = 0.0f;
-    }
+    RowState state{.largest = {-INFINITY, -INFINITY}, .total = {}};
     float sums[kHeadSize / 8][4];
 #pragma unroll
     for (int32_t n = 0; n < kHeadSize / 8; ++n)
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) sums[n][i] = 0.0f;
 
-    int32_t page = keys.begin / kPageTokens;
-    load_page<kHeadSize, kOperands>(args.keys, keys, page, args.head_size, shared.keys);
-    for (; page <= last_page; ++page) {
+    constexpr int32_t kPageSteps = kPageTokens / kTileKeys;
+    const int32_t last = range.y / kTileKeys;
+    int32_t step = keys.begin / kTileKeys, page = keys.table[step / kPageSteps];
+    load_step<kHeadSize, kOperands>(args.keys, keys, step, page, args.head_size, shared.keys);
+    for (; step <= last; ++step) {
+        // Read now, so that copies do not wait for it.
+        const int32_t next_page = keys.table[min(step + 1, last) / kPageSteps];
         wait_copies<0>();
-        __syncthreads();  // keys are there; nobody reads the last page's values any more
-        load_page<kHeadSize, kOperands>(args.values, keys, page, args.head_size, shared.values);
-        float scores[8][4];
+        __syncthreads();  // keys are there; nobody reads the last step's values any more
+        load_step<kHeadSize, kOperands>(args.values, keys, step, page, args.head_size,
+                                        shared.values);
+        float scores[kTileKeys / 8][4];
         multiply_keys<kHeadSize, kHalf>(shared, args.head_size, scores);
-        const int32_t first_key = page * kPageTokens;
-        const bool masked = first_key + kPageTokens - 1 > range.x ||
+        const int32_t first_key = step * kTileKeys;
+        const bool masked = first_key + kTileKeys - 1 > range.x ||
                             (args.window > 0 && range.y - first_key >= args.window);
         wait_copies<0>();
         // Values are there behind either barrier; nobody reads the keys any more.
@@ -387,14 +396,18 @@ __global__ void __launch_bounds__(kPromptThreads, kHeadSize > 64 ? 2 : 3)
             bad = __syncthreads_or(masked && has_bad_values<kHeadSize, kHalf>(shared)) != 0;
         else
             __syncthreads();
-        if (!kInOrder && page < last_page)
-            load_page<kHeadSize, kOperands>(args.keys, keys, page + 1, args.head_size, shared.keys);
-        finish_scores(args, state, first_key, masked, scores);
+        const auto load_next = [&] {
+            if (step < last)
+                load_step<kHeadSize, kOperands>(args.keys, keys, step + 1, next_page,
+                                                args.head_size, shared.keys);
+        };
+        if (!kInOrder) load_next();
+        finish_scores(args, shared, first_key, masked, scores);
         scale_sums<kHeadSize>(advance_softmax(state, scores), sums);
-        if (bad) take_bad_values<kHeadSize, kHalf>(args, state, first_key, scores, shared, sums);
+        if (bad) take_bad_values<kHeadSize, kHalf>(args, first_key, scores, shared, sums);
         multiply_values<kHeadSize, kHalf>(shared, args.head_size, scores, sums);
-        if (kInOrder && page < last_page)
-            load_page<kHeadSize, kOperands>(args.keys, keys, page + 1, args.head_size, shared.keys);
+        if (kInOrder) load_next();
+        page = next_page;
     }
     write_tile<kHeadSize>(args, tile, kv_head, state, sums);
 }

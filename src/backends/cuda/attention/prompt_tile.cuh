@@ -7,11 +7,16 @@
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/mma_f16.cuh"
+#include "backends/cuda/ptx/opaque.cuh"
 
 namespace tessera::cuda {
 
-constexpr int32_t kTileColumns = 64;
-constexpr int32_t kPromptThreads = 128;
+constexpr int32_t kTileColumns = 128;
+constexpr int32_t kPromptThreads = 256;
+
+/// Keys of a step. With a whole page, heads of 256 would not fit into the 99 KiB that a block has
+/// on compute capability 12.x, nor two blocks with heads of 128 into the registers.
+constexpr int32_t kTileKeys = kPageTokens / 2;
 
 /// What the tensor cores multiply: the cache's bytes, or its values rounded to bf16.
 enum class TileOperands { kBF16, kF16, kConverted };
@@ -36,16 +41,26 @@ struct PromptArgs {
 template <int32_t kHeadSize>
 struct PromptShared {
     uint16_t queries[kTileColumns * kHeadSize];
-    uint16_t keys[kPageTokens * kHeadSize];
-    uint16_t values[kPageTokens * kHeadSize];
+    uint16_t keys[kTileKeys * kHeadSize];
+    uint16_t values[kTileKeys * kHeadSize];
     float factors[kTileColumns];      ///< score = product * factor, in powers of 2
     int32_t positions[kTileColumns];  ///< -1: no such column
 };
+static_assert(sizeof(PromptShared<256>) <= 99 * 1024, "a block of compute capability 12.x");
+static_assert(2 * (sizeof(PromptShared<128>) + 1024) <= 100 * 1024,
+              "two blocks, 1 KiB kept of each");
 
 template <int32_t kHeadSize>
 __host__ __device__ constexpr int32_t tile_place(int32_t row, int32_t piece) {
     return row * kHeadSize + (piece ^ (row % 8)) * 8;
 }
+
+/// The place of piece 2 * pair + i of a row from that of piece i, 0 or 1: the same few instructions
+/// or none for all rows.
+__host__ __device__ constexpr int32_t pair_place(int32_t place, int32_t pair) {
+    return (place ^ pair % 4 * 16) + pair / 4 * 64;
+}
+static_assert(pair_place(tile_place<256>(13, 1), 14) == tile_place<256>(13, 29));
 
 /// Columns [first_column, columns) of a sequence whose first row is first_row.
 struct PromptTile {
@@ -164,17 +179,19 @@ struct PromptKeys {
 };
 
 template <int32_t kHeadSize, PageFormat kFormat>
-__device__ __forceinline__ void convert_page(
+__device__ __forceinline__ void convert_step(
     const Pages& pages, const uint8_t* source, int32_t head_size, int2 live, uint16_t* tile) {
     constexpr int32_t kPieces = kHeadSize / 8;
-    constexpr int32_t kTurns = kPageTokens * kPieces / kPromptThreads;
-    constexpr int32_t kAtOnce = kHeadSize > 128 ? 2 : 4;  // bounded by registers
+    constexpr int32_t kTurns = kTileKeys * kPieces / kPromptThreads;
+    constexpr int32_t kAtOnce = kHeadSize > 128 ? 2 : 1;  // bounded by registers
+    auto thread = static_cast<int32_t>(threadIdx.x);
+    make_opaque(thread);  // places are not kept from step to step
 #pragma unroll 1
     for (int32_t turn = 0; turn < kTurns; turn += kAtOnce) {
         Eight<kFormat> raw[kAtOnce];
 #pragma unroll
         for (int32_t i = 0; i < kAtOnce; ++i) {
-            const int32_t at = (turn + i) * kPromptThreads + static_cast<int32_t>(threadIdx.x);
+            const int32_t at = (turn + i) * kPromptThreads + thread;
             const int32_t row = at / kPieces, piece = at % kPieces;
             raw[i] = {};
             if (row >= live.x && row < live.y && piece * 8 < head_size)
@@ -182,7 +199,7 @@ __device__ __forceinline__ void convert_page(
         }
 #pragma unroll
         for (int32_t i = 0; i < kAtOnce; ++i) {
-            const int32_t at = (turn + i) * kPromptThreads + static_cast<int32_t>(threadIdx.x);
+            const int32_t at = (turn + i) * kPromptThreads + thread;
             float x[8];
             raw[i].unpack(x);
             *reinterpret_cast<uint4*>(tile + tile_place<kHeadSize>(at / kPieces, at % kPieces)) =
@@ -191,43 +208,49 @@ __device__ __forceinline__ void convert_page(
     }
 }
 
-/// Page `index` of the sequence into a tile; zeros for keys that nobody sees. Copies as they stand
-/// are under way when this returns.
+/// The keys or values of step `step`, which stand in page `page` of the pool, into a tile; zeros
+/// for keys that nobody sees. Copies as they stand are under way when this returns.
 template <int32_t kHeadSize, TileOperands kOperands>
-__device__ __forceinline__ void load_page(
-    const Pages& pages, const PromptKeys& keys, int32_t index, int32_t head_size, uint16_t* tile) {
-    const uint8_t* source = pages.head(keys.table[index], keys.kv_head);
-    const int2 live = {keys.begin - index * kPageTokens, keys.end - index * kPageTokens};
+__device__ __forceinline__ void load_step(const Pages& pages,
+                                          const PromptKeys& keys,
+                                          int32_t step,
+                                          int32_t page,
+                                          int32_t head_size,
+                                          uint16_t* tile) {
+    const int32_t first_key = step * kTileKeys;
+    const uint8_t* source =
+        pages.head(page, keys.kv_head) + first_key % kPageTokens * pages.row_bytes;
+    const int2 live = {keys.begin - first_key, keys.end - first_key};
     if constexpr (kOperands != TileOperands::kConverted) {
         constexpr int32_t kPieces = kHeadSize / 8, kRows = kPromptThreads / kPieces;  // at once
         const int32_t first = static_cast<int32_t>(threadIdx.x) / kPieces;
         const int32_t piece = static_cast<int32_t>(threadIdx.x) % kPieces;
         const uint8_t* from = source + first * pages.row_bytes + piece * 16;
-        const int64_t step = int64_t{kRows} * pages.row_bytes;
+        const int64_t stride = int64_t{kRows} * pages.row_bytes;
         // Copies of a length that is known take a sixth of the instructions.
-        if (live.x <= 0 && live.y >= kPageTokens && head_size == kHeadSize) {
+        if (live.x <= 0 && live.y >= kTileKeys && head_size == kHeadSize) {
 #pragma unroll
-            for (int32_t row = 0; row < kPageTokens; row += kRows, from += step)
+            for (int32_t row = 0; row < kTileKeys; row += kRows, from += stride)
                 copy_16(tile + tile_place<kHeadSize>(first + row, piece), from);
         } else {
 #pragma unroll 1
-            for (int32_t row = first; row < kPageTokens; row += kRows, from += step)
+            for (int32_t row = first; row < kTileKeys; row += kRows, from += stride)
                 copy_16(tile + tile_place<kHeadSize>(row, piece), from,
                         row >= live.x && row < live.y && piece * 8 < head_size ? 16u : 0u);
         }
         commit_copies();
     } else if (!pages.aligned) {
-        convert_page<kHeadSize, PageFormat::kAny>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kAny>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF32) {
-        convert_page<kHeadSize, PageFormat::kF32>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kF32>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kQ8_0) {
-        convert_page<kHeadSize, PageFormat::kQ8_0>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kQ8_0>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF8) {
-        convert_page<kHeadSize, PageFormat::kF8>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kF8>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF16) {
-        convert_page<kHeadSize, PageFormat::kF16>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kF16>(pages, source, head_size, live, tile);
     } else {
-        convert_page<kHeadSize, PageFormat::kBF16>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kBF16>(pages, source, head_size, live, tile);
     }
 }
 
