@@ -83,11 +83,11 @@ def general_step(card: Card, loop: Loop, warps: int, moved: float) -> float:
 
 
 def general_attention_us(card: Card, loop: Loop, tokens: int, behind: int, heads: int, size: int) -> float:
-    """Blocks of 64 columns and four warps, as many as 100 KiB hold, against steps of 64 keys."""
+    """Blocks of 128 columns and eight warps, as many as 100 KiB hold, against steps of 32 keys."""
     blocks = 1 if size > 128 else 2
-    step = general_step(card, loop, blocks, blocks * 64 * 2 * 2 * size) / blocks
-    steps = (behind + tokens / 2) / 64 + 0.5
-    clocks = heads * tokens / 64 * (steps * step + ATTENTION_TILE / 2) / card.multiprocessors
+    step = general_step(card, loop, 2 * blocks, blocks * 32 * 2 * 2 * size) / blocks
+    steps = (behind + tokens / 2) / 32 + 0.5
+    clocks = heads * tokens / 128 * (steps * step + ATTENTION_TILE / 2) / card.multiprocessors
     return clocks / card.ghz("bf16") / 1e3
 
 

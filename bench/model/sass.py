@@ -132,8 +132,8 @@ def main_loops(code: list[Instruction], labels: dict[str, int]) -> Iterator[Loop
 def always(code: list[Instruction], first: int, last: int, labels: dict[str, int],
            repeated: dict[tuple[int, int], int]) -> list[Instruction]:
     """What a warp runs of code[first..last], loops inside of it as often as `repeated` says. A
-    conditional jump is taken where it leaves out no product, load of an operand, copy or barrier: such
-    code is for masks, softcaps, saturation, saved states."""
+    conditional jump is taken where it leaves out no product, load of an operand or copy: such code is
+    for masks, softcaps, values that are no numbers, saturation, saved states."""
     ran: list[Instruction] = []
     place = first
     while place <= last:
@@ -149,7 +149,7 @@ def always(code: list[Instruction], first: int, last: int, labels: dict[str, int
         if place < target <= last + 1:
             skipped = [i.opcode() for i in code[place:target]]
             unconditional = not re.match(r"@|BRA\S*\s+!?U?P", ran[-1].text)
-            if unconditional or not any(re.match(r"HMMA|LDSM|LDGSTS|BAR|STG|LDG\b", name) for name in skipped):
+            if unconditional or not any(re.match(r"HMMA|LDSM|LDGSTS|STG|LDG\b", name) for name in skipped):
                 place = target
     return ran
 
