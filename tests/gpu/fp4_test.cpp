@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -114,10 +113,10 @@ TEST_F(EmulatedFp4, AnswersAreTheSameForAnyUbatch) {
     if (!refusal().empty()) return;
     for (const auto& [type, name] : {std::pair{DType::kNVFP4, "linear[nvfp4,fp4]"},
                                      std::pair{DType::kMXFP4, "linear_glu[mxfp4,fp4]"}})
-        expect_same_answers_for_any_ubatch(fp4_backend(), type, packed_as(name));
+        expect_same_answers_of_models(fp4_backend(), type, packed_as(name));
     for (const auto& [type, name] : {std::pair{DType::kNVFP4, "linear_experts[nvfp4,fp4]"},
                                      std::pair{DType::kMXFP4, "linear_experts[mxfp4,fp4]"}})
-        expect_same_answers_for_any_ubatch(fp4_backend(), type, packed_as(name), {"qwen35moe"});
+        expect_same_answers_of_models(fp4_backend(), type, packed_as(name), {"qwen35moe"});
 }
 
 // Guards against models that meet a kernel for Hopper, or one with more shared memory than a
@@ -127,37 +126,52 @@ TEST_F(EmulatedFp4, AnswersAreTheSameForAnyUbatch) {
 TEST_F(EmulatedFp4, RunsWhatBlackwellCardsRun) {
     if (!refusal().empty()) return;
     const std::vector<int32_t> tokens = some_tokens(300, 5);
-    const auto calls = [&](const char* architecture, DType weights, DType pages) {
+    const auto counts = [&](const std::vector<std::byte>& bytes, DType pages) {
         EngineOptions options = card_options(2);
         options.backend = fp4_backend();
         options.type_k = options.type_v = pages;
-        const auto engine = card_engine(options, model_of(architecture, weights));
+        const auto engine = card_engine(options, bytes);
         EXPECT_EQ(engine->ops().delta_rule_operands(), DType::kF16);
         engine->set_recording(false);
         Sequence sequence = engine->new_sequence();
         engine->ops().reset_op_counts();
         feed(*engine, sequence, tokens, false);
         feed(*engine, sequence, std::span(tokens).first(1), true);
-        std::map<std::string, int64_t> calls_of;
         for (const OpCount& count : engine->ops().op_counts()) {
-            calls_of[count.name] += count.calls;
             if (count.operands == Operands::kFp4) {
                 EXPECT_EQ(count.fallback, "fp4 products: emulated");
             }
             for (const char* special : {"general", "Hopper"})
                 EXPECT_EQ(count.fallback.find(special), std::string::npos)
                     << count.name << ": " << count.fallback;
+            for (const char* gated : {"linear_glu[nvfp4]", "linear_glu[mxfp4]"})
+                EXPECT_NE(count.name, gated);
         }
-        for (const char* gated : {"linear_glu[nvfp4]", "linear_glu[mxfp4]"})
-            EXPECT_EQ(calls_of.count(gated), 0u) << architecture;
-        return calls_of;
+        return engine->ops().op_counts();
+    };
+    const auto calls = [](const std::vector<OpCount>& of, std::string_view name) {
+        int64_t sum = 0;
+        for (const OpCount& count : of) sum += count.name == name ? count.calls : 0;
+        return sum;
     };
     for (const DType pages : {DType::kF16, DType::kBF16, DType::kF8_E4M3})
-        EXPECT_GT(calls("llama", DType::kNVFP4, pages)["attention[prompt]"], 0);
+        EXPECT_GT(calls(counts(model_of("llama", DType::kNVFP4), pages), "attention[prompt]"), 0);
     for (const DType weights : {DType::kMXFP4, DType::kQ8_0, DType::kBF16})
-        EXPECT_GT(calls("llama", weights, DType::kF16)["attention[prompt]"], 0);
-    for (const char* architecture : {"qwen35", "qwen35moe"})
-        EXPECT_GT(calls(architecture, DType::kNVFP4, DType::kF16)["gated_delta_rule"], 0);
+        EXPECT_GT(calls(counts(model_of("llama", weights), DType::kF16), "attention[prompt]"), 0);
+    for (const char* architecture : {"qwen35", "qwen35moe"}) {
+        const std::vector<OpCount> split =
+            counts(model_of(architecture, DType::kNVFP4), DType::kF16);
+        EXPECT_GT(calls(split, "gated_delta_rule"), 0) << architecture;
+        EXPECT_TRUE(std::ranges::none_of(split, is_plain_delta_rule)) << architecture;
+        // Operands of plain 16 bits: for heads of 128.
+        const std::vector<OpCount> plain =
+            counts(long_headed_model_of(architecture, DType::kNVFP4), DType::kF16);
+        EXPECT_TRUE(std::ranges::any_of(plain, is_plain_delta_rule)) << architecture;
+        for (const OpCount& count : plain)
+            if (count.name == "gated_delta_rule") {
+                EXPECT_EQ(count.fallback, "") << architecture;
+            }
+    }
     EXPECT_GT(make_ops(fp4_backend())
                   ->measure_ceilings()
                   .flops_per_second[static_cast<size_t>(Operands::k16Bits)],

@@ -35,7 +35,7 @@ TEST_F(Fp8, IsForHopperAlone) {
 // prompts that quietly take another kernel.
 TEST_F(Fp8, AnswersAreTheSameForAnyUbatch) {
     if (!refusal().empty()) return;
-    expect_same_answers_for_any_ubatch(fp8_backend(), DType::kNVFP4, [](const OpCount& count) {
+    expect_same_answers_of_models(fp8_backend(), DType::kNVFP4, [](const OpCount& count) {
         return count.name == "linear[nvfp4,fp8]";
     });
 }

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <ostream>
@@ -56,6 +57,15 @@ inline const std::vector<std::byte>& model_of(std::string_view architecture, DTy
         spec.type = type;
         bytes = synth_gguf(spec, {});
     }
+    return bytes;
+}
+
+/// The same with heads of 128 in its gated delta nets.
+inline const std::vector<std::byte>& long_headed_model_of(const std::string& architecture,
+                                                          DType type) {
+    static std::map<std::pair<std::string, DType>, std::vector<std::byte>> models;
+    std::vector<std::byte>& bytes = models[{architecture, type}];
+    if (bytes.empty()) bytes = long_headed_hybrid(architecture, type);
     return bytes;
 }
 
@@ -121,10 +131,38 @@ inline void feed(Engine& engine,
     engine.decode({&input, 1});
 }
 
+/// Whether a count is that of prompts whose delta rule takes plain 16-bit operands, not split ones.
+inline bool is_plain_delta_rule(const OpCount& count) {
+    return count.name == "gated_delta_rule" && count.operands == Operands::k16Bits &&
+           count.fallback.empty() && count.calls > 0;
+}
+
 /// The logits on the host, to keep.
 inline std::vector<float> values_of(Engine& engine, const Tensor& logits) {
     const Tensor host = engine.on_host(logits);
     return {host.as<float>(), host.as<float>() + host.elements()};
+}
+
+/// That answers of a model are the same twice and for any size of a pass, and that calls which
+/// `ran(OpCount)` knows took part.
+template <class Ran>
+void expect_same_answers_for_any_ubatch(const BackendOptions& backend,
+                                        const std::vector<std::byte>& bytes,
+                                        const Ran& ran) {
+    EngineOptions options = card_options();
+    options.backend = backend;
+    options.ubatch = 512;
+    const std::vector<int32_t> prompt = some_tokens(300, 3);
+    const auto whole = card_engine(options, bytes);
+    const Answer expected = answer_alone(*whole, prompt, 20);
+    EXPECT_EQ(answer_alone(*whole, prompt, 20), expected) << "run twice";
+    EXPECT_TRUE(std::ranges::any_of(whole->ops().op_counts(), [&](const OpCount& count) {
+        return ran(count) && count.calls > 0;
+    }));
+    for (const int32_t ubatch : {64, 192}) {
+        options.ubatch = ubatch;
+        EXPECT_EQ(answer_alone(*card_engine(options, bytes), prompt, 20), expected) << ubatch;
+    }
 }
 
 }  // namespace tessera

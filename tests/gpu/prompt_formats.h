@@ -36,31 +36,16 @@ inline void expect_for_hopper_alone(const std::string& refusal) {
     EXPECT_EQ(refusal.find('\n'), std::string::npos) << refusal;
 }
 
-/// That answers of random models are the same twice and for any size of a pass, and that products
-/// which `ran(OpCount)` knows took part.
+/// expect_same_answers_for_any_ubatch() of random models.
 template <class Ran>
-void expect_same_answers_for_any_ubatch(const BackendOptions& backend,
-                                        DType type,
-                                        const Ran& ran,
-                                        std::vector<const char*> architectures = {"llama", "qwen35",
-                                                                                  "qwen35moe"}) {
+void expect_same_answers_of_models(const BackendOptions& backend,
+                                   DType type,
+                                   const Ran& ran,
+                                   const std::vector<const char*>& architectures = {
+                                       "llama", "qwen35", "qwen35moe"}) {
     for (const char* architecture : architectures) {
-        const std::vector<std::byte>& bytes = model_of(architecture, type);
-        EngineOptions options = card_options();
-        options.backend = backend;
-        options.ubatch = 512;
-        const std::vector<int32_t> prompt = some_tokens(300, 3);
-        const auto whole = card_engine(options, bytes);
-        const Answer expected = answer_alone(*whole, prompt, 20);
-        EXPECT_EQ(answer_alone(*whole, prompt, 20), expected) << architecture << " run twice";
-        EXPECT_TRUE(std::ranges::any_of(whole->ops().op_counts(), [&](const OpCount& count) {
-            return ran(count) && count.calls > 0;
-        })) << architecture;
-        for (const int32_t ubatch : {64, 192}) {
-            options.ubatch = ubatch;
-            EXPECT_EQ(answer_alone(*card_engine(options, bytes), prompt, 20), expected)
-                << architecture << " " << ubatch;
-        }
+        SCOPED_TRACE(architecture);
+        expect_same_answers_for_any_ubatch(backend, model_of(architecture, type), ran);
     }
 }
 

@@ -346,6 +346,18 @@ void spread_input_sweep(std::vector<OpCase>& cases) {
                                     .spread = true});
 }
 
+/// Rows that fill the registers of a block of a card exactly, more of them than any card has
+/// multiprocessors: from there on a block has a row, below a warp has heads.
+void whole_input_sweep(std::vector<OpCase>& cases) {
+    append(cases, FusedCase{.kind = FusedKind::kGatedRmsNormInput,
+                            .weight = DType::kNVFP4,
+                            .k = 512,
+                            .t = 300,
+                            .prompt_rows = 200,
+                            .magnitude = 4.0f,
+                            .head = 128});
+}
+
 }  // namespace
 
 void add_linear_cases(std::vector<OpCase>& cases) {
@@ -374,6 +386,7 @@ std::vector<OpCase> all_cases() {
     gated_sweep(cases);
     long_sweep(cases);
     spread_input_sweep(cases);
+    whole_input_sweep(cases);
     return cases;
 }
 
