@@ -247,7 +247,7 @@ BenchResult describe(const BenchTest& test, Engine& engine, std::string_view bac
     result.test.delta_bf16 =
         engine.plan().state_bytes > 0 && engine.ops().delta_rule_operands() == DType::kBF16;
     result.act_prompt = engine.prompt_act();
-    if (act_name(result.act_prompt) == "nvfp4")
+    if (result.act_prompt == ActFormat::kNvfp4 || result.act_prompt == ActFormat::kFp4)
         result.act_policy = engine.options().backend.act_nvfp4;
     result.build_commit = build_commit();
     result.build_number = build_number();

@@ -23,46 +23,15 @@ struct Field {
     std::string value;  ///< switches are "0" or "1"
 };
 
-std::string_view act_name(ActPolicy act) {
-    switch (act) {
-        case ActPolicy::kAuto:
-            return "auto";
-        case ActPolicy::kF32:
-            return "f32";
-        case ActPolicy::kBF16:
-            return "bf16";
-        case ActPolicy::kInt8:
-            return "int8";
-        case ActPolicy::kNvfp4:
-            return "nvfp4";
-        case ActPolicy::kFp8:
-            return "fp8";
-    }
-    return "?";
-}
-
 /// As it was asked for, and what became of that: "auto (bf16)".
 std::string act_text(const BenchResult& r) {
-    const std::string_view asked = act_name(r.test.act), taken = act_name(r.act_prompt);
-    return asked == taken ? std::string(asked) : fmt::format("{} ({})", asked, taken);
+    const std::string asked = name_of(act_policies(), r.test.act);
+    const std::string_view taken = act_name(r.act_prompt);
+    return asked == taken ? asked : fmt::format("{} ({})", asked, taken);
 }
 
 std::string policy_text(const BenchResult& r) {
-    for (const auto& [name, policy] : scale_policies())
-        if (r.act_policy == policy) return name;
-    return "none";
-}
-
-std::string_view emulation_name(Emulation emulate) {
-    switch (emulate) {
-        case Emulation::kNone:
-            return "none";
-        case Emulation::kGeneral:
-            return "general";
-        case Emulation::kFp4:
-            return "fp4";
-    }
-    return "?";
+    return r.act_policy ? name_of(scale_policies(), *r.act_policy) : "none";
 }
 
 /// Fields of csv and json. Those of llama-bench that mean nothing here carry its defaults.
@@ -119,11 +88,11 @@ std::vector<Field> fields_of(const BenchResult& r) {
         {"stddev_ns", Kind::kInteger, integer(static_cast<int64_t>(sample_deviation(nanoseconds)))},
         {"avg_ts", Kind::kReal, real(mean(rates))},
         {"stddev_ts", Kind::kReal, real(sample_deviation(rates))},
-        {"act", Kind::kText, std::string(act_name(t.act))},
+        {"act", Kind::kText, name_of(act_policies(), t.act)},
         {"act_prompt", Kind::kText, std::string(act_name(r.act_prompt))},
         {"act_policy", Kind::kText, policy_text(r)},
         {"delta_bf16", Kind::kSwitch, t.delta_bf16 ? "1" : "0"},
-        {"emulate", Kind::kText, std::string(emulation_name(t.emulate))},
+        {"emulate", Kind::kText, name_of(emulations(), t.emulate)},
         {"peak_memory_bytes", Kind::kInteger, integer(r.peak_bytes)},
         {"peak_f32_tflops", Kind::kReal, peak(Operands::kF32)},
         {"peak_bf16_tflops", Kind::kReal, peak(Operands::k16Bits)},
@@ -267,7 +236,7 @@ std::vector<Column> columns_for(const BenchOptions& given) {
                            [](const R& r) { return std::string(r.test.delta_bf16 ? "1" : "0"); }});
     if (given.emulate != usual.emulate)
         columns.push_back(
-            {"emulate", 7, [](const R& r) { return std::string(emulation_name(r.test.emulate)); }});
+            {"emulate", 7, [](const R& r) { return name_of(emulations(), r.test.emulate); }});
     columns.push_back({"test", 15, [](const R& r) { return test_name(r.test); }});
     columns.push_back({"t/s", 20, rate_text});
     return columns;

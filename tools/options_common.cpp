@@ -19,9 +19,8 @@ const NamedValues<DType>& cache_types() {
 }
 
 std::string cache_type_name(DType type) {
-    for (const auto& [name, value] : cache_types())
-        if (value == type) return std::string(name);
-    return std::string(dtype_info(type).name);
+    const std::string name = name_of(cache_types(), type);
+    return name.empty() ? std::string(dtype_info(type).name) : name;
 }
 
 const NamedValues<ActPolicy>& act_policies() {
@@ -29,6 +28,12 @@ const NamedValues<ActPolicy>& act_policies() {
         {"auto", ActPolicy::kAuto}, {"f32", ActPolicy::kF32},     {"bf16", ActPolicy::kBF16},
         {"int8", ActPolicy::kInt8}, {"nvfp4", ActPolicy::kNvfp4}, {"fp8", ActPolicy::kFp8}};
     return kPolicies;
+}
+
+const NamedValues<Emulation>& emulations() {
+    static const NamedValues<Emulation> kEmulations{
+        {"none", Emulation::kNone}, {"general", Emulation::kGeneral}, {"fp4", Emulation::kFp4}};
+    return kEmulations;
 }
 
 const NamedValues<Nvfp4Policy>& scale_policies() {
@@ -105,10 +110,7 @@ Option emulate_row(Emulation& emulate) {
          "GPU: run what Blackwell cards (sm_120) run; general: every kernel but the products of "
          "FP4 tensor cores; fp4: those, too, on Hopper with --act nvfp4, the instruction made of "
          "others: slow, to check them"},
-        emulate,
-        NamedValues<Emulation>{{"none", Emulation::kNone},
-                               {"general", Emulation::kGeneral},
-                               {"fp4", Emulation::kFp4}});
+        emulate, emulations());
 }
 
 Option act_policy_row(Nvfp4Policy& policy) {

@@ -72,6 +72,7 @@ const NamedValues<DType>& cache_types();
 /// The name that -ctk knows.
 std::string cache_type_name(DType type);
 const NamedValues<ActPolicy>& act_policies();
+const NamedValues<Emulation>& emulations();
 const NamedValues<Nvfp4Policy>& scale_policies();
 /// Faults of kernels: --poison, --synchronous.
 std::vector<Option> device_debug_rows(BackendOptions& backend);

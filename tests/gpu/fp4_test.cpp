@@ -296,15 +296,9 @@ TEST_F(EmulatedFp4, WeightsOfMxfp4AreExact) {
                                       .cols = kCols,
                                       .data = bytes.data(),
                                       .scales = {}});
-    std::vector<float> x(kCols * kCols), out(kCols * kRows);
+    std::vector<float> x(kCols * kCols);
     for (int64_t k = 0; k < kCols; ++k) x[static_cast<size_t>(k * kCols + k)] = kX;
-    std::vector<std::byte> memory(size_t{16} << 20);
-    Arena arena(memory.data(), memory.size());
-    Exec ex{arena, static_cast<int32_t>(kCols)};
-    const GemmInput input =
-        ops.prepare(ex, make_tensor(x.data(), DType::kF32, {kCols, kCols}), weight.wants);
-    ops.linear(ex, input, weight, Tensor{}, make_tensor(out.data(), DType::kF32, {kCols, kRows}),
-               Accumulate::kNo);
+    const std::vector<float> out = multiply_prompt(ops, weight, x, weight.wants);
     for (int64_t n = 0; n < kRows; ++n)
         for (int64_t k = 0; k < kCols; ++k)
             ASSERT_EQ(out[static_cast<size_t>(k * kRows + n)],

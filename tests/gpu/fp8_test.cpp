@@ -92,15 +92,9 @@ TEST_F(Fp8, WeightsOfNvfp4AreTheNearestOfTwoThirds) {
                                       .experts = 1,
                                       .data = bytes.data(),
                                       .scales = {&outer, 1}});
-    std::vector<float> x(kCols * kCols), out(kCols * kRows), row(kCols);
+    std::vector<float> x(kCols * kCols), row(kCols);
     for (int64_t k = 0; k < kCols; ++k) x[static_cast<size_t>(k * kCols + k)] = 448.0f;
-    std::vector<std::byte> memory(size_t{64} << 20);
-    Arena arena(memory.data(), memory.size());
-    Exec ex{arena, static_cast<int32_t>(kCols)};
-    const GemmInput input =
-        ops.prepare(ex, make_tensor(x.data(), DType::kF32, {kCols, kCols}), weight.wants);
-    ops.linear(ex, input, weight, Tensor{}, make_tensor(out.data(), DType::kF32, {kCols, kRows}),
-               Accumulate::kNo);
+    const std::vector<float> out = multiply_prompt(ops, weight, x, weight.wants);
     for (int64_t n = 0; n < kRows; ++n) {
         dequantize_row(DType::kNVFP4, bytes.data() + n * kCols / 64 * 36, kCols, row.data());
         const float largest = f32_from_ue4m3(static_cast<uint8_t>(largest_scale(n)));

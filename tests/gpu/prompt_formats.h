@@ -49,6 +49,24 @@ void expect_same_answers_of_models(const BackendOptions& backend,
     }
 }
 
+/// Rows of x, as many as there are whole ones of the weight's columns, as prompt rows in `wants`
+/// times the weight.
+inline std::vector<float> multiply_prompt(Ops& ops,
+                                          const Weight& weight,
+                                          std::vector<float>& x,
+                                          ActWants wants) {
+    const auto rows = static_cast<int64_t>(x.size()) / weight.cols;
+    std::vector<float> out(static_cast<size_t>(rows * weight.rows));
+    std::vector<std::byte> memory(size_t{64} << 20);
+    Arena arena(memory.data(), memory.size());
+    Exec ex{arena, static_cast<int32_t>(rows)};
+    const GemmInput input =
+        ops.prepare(ex, make_tensor(x.data(), DType::kF32, {rows, weight.cols}), wants);
+    ops.linear(ex, input, weight, Tensor{},
+               make_tensor(out.data(), DType::kF32, {rows, weight.rows}), Accumulate::kNo);
+    return out;
+}
+
 /// A product of prompt rows of which two can be made no numbers, in several tiles.
 class SpoiltRows {
   public:
@@ -65,15 +83,7 @@ class SpoiltRows {
         x_[kBad[1] * kCols + 190] = -INFINITY;
     }
     std::vector<float> product(Ops& ops, const Weight& weight, ActWants wants) {
-        std::vector<std::byte> memory(size_t{1} << 20);
-        Arena arena(memory.data(), memory.size());
-        Exec ex{arena, static_cast<int32_t>(kRows)};
-        std::vector<float> out(kRows * kOut);
-        const GemmInput input =
-            ops.prepare(ex, make_tensor(x_.data(), DType::kF32, {kRows, kCols}), wants);
-        ops.linear(ex, input, weight, Tensor{}, make_tensor(out.data(), DType::kF32, {kRows, kOut}),
-                   Accumulate::kNo);
-        return out;
+        return multiply_prompt(ops, weight, x_, wants);
     }
     /// That the spoilt rows are NaN, and the others as they were.
     static void expect_alone(const std::vector<float>& spoilt, const std::vector<float>& clean) {

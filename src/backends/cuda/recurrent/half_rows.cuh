@@ -90,33 +90,7 @@ __device__ __forceinline__ void add_rows_to_state(const uint32_t (&d)[kBlocks][4
 }
 
 /// What a lane keeps of its warp's rows of the state.
-struct HalfRows {
-    const HalfArgs& args;
-    int32_t head;
-    int32_t row;  ///< of the value rows: this lane's first, the other is 8 further on
-    float state[16][4];
-
-    __device__ __forceinline__ float* state_at(int32_t slot) const {
-        const DeltaArgs& delta = args.delta;
-        return delta.state + slot * delta.state_stride +
-               (static_cast<int64_t>(head) * delta.size + row) * kHalfKeys + threadIdx.x % 4 * 2;
-    }
-    __device__ __forceinline__ void load_state(int32_t slot, bool zeros) {
-        const float* from = state_at(slot);
-#pragma unroll
-        for (int32_t tile = 0; tile < 16; ++tile)
-#pragma unroll
-            for (int32_t c = 0; c < 4; ++c)
-                state[tile][c] = zeros ? 0.0f : from[c / 2 * 8 * kHalfKeys + 8 * tile + c % 2];
-    }
-    __device__ __forceinline__ void store_state(int32_t slot) const {
-        float* to = state_at(slot);
-#pragma unroll
-        for (int32_t tile = 0; tile < 16; ++tile)
-#pragma unroll
-            for (int32_t c = 0; c < 4; ++c)
-                to[c / 2 * 8 * kHalfKeys + 8 * tile + c % 2] = state[tile][c];
-    }
+struct HalfRows : HalfStateRows {
     /// Calls body(element of x, its address) for this lane's elements of a chunk that exist.
     /// Addresses are counted up: products of row numbers would take more instructions than all else
     /// here.
@@ -221,7 +195,7 @@ __global__ void __launch_bounds__(kHalfRowsThreads, 1)
     const ScanPart& part = work.part;
     const Place& place = part.place;
     if (part.begin > part.last) return;
-    HalfRows warp{args, work.head, work.row + thread / 32 * 16 + thread % 32 / 4, {}};
+    HalfRows warp{{args, work.head, work.row + thread / 32 * 16 + thread % 32 / 4, {}}};
     fetch_stage(work.source, part.begin, shared.stages[0]);
     warp.load_state(place.slot, part.begin == 0 && place.position == 0);
 #pragma unroll 1

@@ -78,38 +78,13 @@ __device__ __forceinline__ void add_to_state(const uint32_t (&d)[kBlocks][4],
 
 /// What a thread of the scan keeps between chunks.
 template <bool kBf16>
-struct HalfScan {
-    const HalfArgs& args;
-    int32_t head;
-    int32_t row;  ///< of the value rows: this lane's first, the other is 8 further on
-    float state[16][4];
+struct HalfScan : HalfStateRows {
     uint32_t left[8][4];          ///< the state as left operand
     float o[kTiles][4];           ///< outputs
     float x[kTiles][4];           ///< S K^T, then D
     uint32_t masked[kBlocks][4];  ///< R, then D, as left operand
     uint32_t most;                ///< magnitudes of `left`
 
-    __device__ __forceinline__ float* state_at(int32_t slot) const {
-        const DeltaArgs& delta = args.delta;
-        return delta.state + slot * delta.state_stride +
-               (static_cast<int64_t>(head) * delta.size + row) * kHalfKeys + threadIdx.x % 4 * 2;
-    }
-    __device__ __forceinline__ void load_state(int32_t slot, bool zeros) {
-        const float* from = state_at(slot);
-#pragma unroll
-        for (int32_t tile = 0; tile < 16; ++tile)
-#pragma unroll
-            for (int32_t c = 0; c < 4; ++c)
-                state[tile][c] = zeros ? 0.0f : from[c / 2 * 8 * kHalfKeys + 8 * tile + c % 2];
-    }
-    __device__ __forceinline__ void store_state(int32_t slot) const {
-        float* to = state_at(slot);
-#pragma unroll
-        for (int32_t tile = 0; tile < 16; ++tile)
-#pragma unroll
-            for (int32_t c = 0; c < 4; ++c)
-                to[c / 2 * 8 * kHalfKeys + 8 * tile + c % 2] = state[tile][c];
-    }
     /// A value of the chunk, 0 behind its last token.
     __device__ __forceinline__ float value(const Stage& stage, int32_t tile, int32_t c) const {
         return stage.v[token_of(tile, c)][row % kHalfValueRows + c / 2 * 8];
@@ -275,7 +250,7 @@ __global__ void __launch_bounds__(kHalfScanThreads, 1)
     __syncthreads();
     if (thread >= kGroupLanes + 32) return store_chunks(args, work, shared);
     if (thread >= kGroupLanes) return fetch_chunks(args, work, shared);
-    HalfScan<kBf16> scan{args, work.head, work.row + thread / 32 * 16 + thread % 32 / 4};
+    HalfScan<kBf16> scan{{args, work.head, work.row + thread / 32 * 16 + thread % 32 / 4, {}}};
     scan.load_state(place.slot, begin == 0 && place.position == 0);
     scan.most = 0;
     as_left<kBf16, 8>(scan.state, scan.left, scan.most);

@@ -74,6 +74,36 @@ struct ScanWork {
     int32_t row;  ///< first value row
 };
 
+/// 16 value rows of the state in the registers of a warp, as a product leaves its results.
+struct HalfStateRows {
+    const HalfArgs& args;
+    int32_t head;
+    int32_t row;  ///< of the value rows: this lane's first, the other is 8 further on
+    float state[16][4];
+
+    __device__ __forceinline__ float* state_at(int32_t slot) const {
+        const DeltaArgs& delta = args.delta;
+        return delta.state + slot * delta.state_stride +
+               (static_cast<int64_t>(head) * delta.size + row) * kHalfKeys + threadIdx.x % 4 * 2;
+    }
+    __device__ __forceinline__ void load_state(int32_t slot, bool zeros) {
+        const float* from = state_at(slot);
+#pragma unroll
+        for (int32_t tile = 0; tile < 16; ++tile)
+#pragma unroll
+            for (int32_t c = 0; c < 4; ++c)
+                state[tile][c] = zeros ? 0.0f : from[c / 2 * 8 * kHalfKeys + 8 * tile + c % 2];
+    }
+    __device__ __forceinline__ void store_state(int32_t slot) const {
+        float* to = state_at(slot);
+#pragma unroll
+        for (int32_t tile = 0; tile < 16; ++tile)
+#pragma unroll
+            for (int32_t c = 0; c < 4; ++c)
+                to[c / 2 * 8 * kHalfKeys + 8 * tile + c % 2] = state[tile][c];
+    }
+};
+
 /// The warp that fetches.
 template <int kRows>
 __device__ __forceinline__ void fetch_chunks(const HalfArgs& args,

@@ -68,9 +68,7 @@ struct GluOperands {
     __device__ __forceinline__ Four product(uint32_t row, int64_t column) const {
         const Four gates = load_some_once<kVector>(gate.row(row), column, cols);
         Four four = load_some_once<kVector>(up.row(row), column, cols);
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i)
-            four.value[i] = activate(kind, gates.value[i]) * four.value[i];
+        apply_gate(four, gates, kind);
         return four;
     }
 };

@@ -119,13 +119,6 @@ __device__ __forceinline__ void norm_scale(
     norm_scale(four, factor, gains);
 }
 
-/// x becomes silu(gate) * x.
-__device__ __forceinline__ void apply_gate(Four& four, const Four& gate) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i)
-        four.value[i] = activate(Glu::kSwiGlu, gate.value[i]) * four.value[i];
-}
-
 /// Where a row of any kind goes; the columns of a head start at `first` of its token.
 template <NormKind kKind>
 struct NormTarget {

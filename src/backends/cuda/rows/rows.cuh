@@ -328,4 +328,10 @@ __device__ __forceinline__ float activate(Glu kind, float x) {
     return x / (1.0f + fmaf(power, low, power));
 }
 
+/// x becomes act(gate) * x.
+__device__ __forceinline__ void apply_gate(Four& four, const Four& gate, Glu kind = Glu::kSwiGlu) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) four.value[i] = activate(kind, gate.value[i]) * four.value[i];
+}
+
 }  // namespace tessera::cuda::rows

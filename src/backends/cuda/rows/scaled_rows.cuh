@@ -202,9 +202,7 @@ struct ScaledGlu {
         const int64_t inside = column - static_cast<int64_t>(head) * cols;
         const Four gates = load_four(gate.row(row), inside, cols, vector);
         Four four = load_four(up.row(row), inside, cols, vector);
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i)
-            four.value[i] = activate(kind, gates.value[i]) * four.value[i];
+        apply_gate(four, gates, kind);
         return four;
     }
     template <class ForEach>
@@ -419,10 +417,7 @@ __device__ __forceinline__ void take_whole(const ScaledGlu& work,
         out.held[g] = up.load(head, inside);
     }
 #pragma unroll
-    for (int32_t g = 0; g < kHeld; ++g)
-#pragma unroll
-        for (int32_t i = 0; i < 4; ++i)
-            out.held[g].value[i] = activate(work.kind, gates[g].value[i]) * out.held[g].value[i];
+    for (int32_t g = 0; g < kHeld; ++g) apply_gate(out.held[g], gates[g], work.kind);
 }
 
 /// A block a row of work.sink.
