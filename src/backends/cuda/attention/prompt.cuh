@@ -39,16 +39,24 @@ __device__ __forceinline__ int32_t own_column(int32_t half) {
     return thread / 32 * 16 + thread % 32 / 4 + 8 * half;
 }
 
-/// Heads that are shorter than the tile are filled up with zeros; what nobody needs is left out 64
-/// columns at a time: a jump for each product would keep loads from passing products.
+/// Heads that are shorter than the tile are filled up with zeros; of the largest tile the last 64
+/// columns are left out where nobody needs them: a jump for each product would keep loads from
+/// passing products.
 constexpr int32_t kColumnStep = 64;
+template <int32_t kHeadSize>
+__device__ __forceinline__ bool is_needed(int32_t first_column, int32_t head_size) {
+    return kHeadSize <= 2 * kColumnStep || first_column < kHeadSize - kColumnStep ||
+           first_column < head_size;
+}
 
 /// scores (fragments of 8 keys) = queries keys^T. Unrolled in full, the largest heads would run out
-/// of registers.
+/// of registers: their operands of the next 16 columns come in beside the products of these.
 template <int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& shared,
                                               int32_t head_size,
                                               float (&scores)[kTileKeys / 8][4]) {
+    constexpr bool kAhead = kHeadSize > 128;
+    constexpr int32_t kPairs = kTileKeys / 16, kTogether = kColumnStep / 16;
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const int32_t query_place =
         tile_place<kHeadSize>(static_cast<int32_t>(threadIdx.x / 32) * 16 + lane % 16, lane / 16);
@@ -57,19 +65,31 @@ __device__ __forceinline__ void multiply_keys(const PromptShared<kHeadSize>& sha
     for (int32_t n = 0; n < kTileKeys / 8; ++n)
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) scores[n][i] = 0.0f;
-#pragma unroll(kHeadSize > 128 ? 1 : kHeadSize / kColumnStep)
+    uint32_t a[1 + kAhead][4], b[1 + kAhead][kPairs][4];
+    const auto load = [&](int32_t slot, int32_t first, int32_t pair) {
+        load_matrices(a[slot], shared.queries + first + pair_place(query_place, pair));
+#pragma unroll
+        for (int32_t n = 0; n < kPairs; ++n)
+            load_matrices(b[slot][n],
+                          shared.keys + first + pair_place(key_place, pair) + 16 * n * kHeadSize);
+    };
+    if constexpr (kAhead) load(0, 0, 0);
+#pragma unroll(kAhead ? 1 : kHeadSize / kColumnStep)
     for (int32_t first = 0; first < kHeadSize; first += kColumnStep) {
-        if (first >= head_size) break;
+        if (!is_needed<kHeadSize>(first, head_size)) break;
 #pragma unroll
-        for (int32_t k = first / 16; k < (first + kColumnStep) / 16; ++k) {
-            uint32_t a[4];
-            load_matrices(a, shared.queries + pair_place(query_place, k));
+        for (int32_t i = 0; i < kTogether; ++i) {
+            const int32_t slot = kAhead ? i % 2 : 0;
+            if constexpr (!kAhead) load(slot, first, i);
+            // Behind the last columns some of these again, which nobody multiplies.
+            const bool last = first + kColumnStep == kHeadSize;
+            if constexpr (kAhead)
+                load(1 - slot, i + 1 < kTogether || last ? first : first + kColumnStep,
+                     (i + 1) % kTogether);
 #pragma unroll
-            for (int32_t n = 0; n < kTileKeys / 16; ++n) {
-                uint32_t b[4];
-                load_matrices(b, shared.keys + pair_place(key_place, k) + 16 * n * kHeadSize);
-                mma_16bit<kHalf>(scores[2 * n], a, b[0], b[1]);
-                mma_16bit<kHalf>(scores[2 * n + 1], a, b[2], b[3]);
+            for (int32_t n = 0; n < kPairs; ++n) {
+                mma_16bit<kHalf>(scores[2 * n], a[slot], b[slot][n][0], b[slot][n][1]);
+                mma_16bit<kHalf>(scores[2 * n + 1], a[slot], b[slot][n][2], b[slot][n][3]);
             }
         }
     }
@@ -106,17 +126,21 @@ __device__ __forceinline__ void finish_scores(const PromptArgs& args,
     constexpr float kLog2E = 1.44269504f;
     const float cap = args.softcap;
     const float factors[2] = {shared.factors[own_column(0)], shared.factors[own_column(1)]};
+    if (cap > 0.0f) [[unlikely]] {
 #pragma unroll
-    for (int32_t n = 0; n < kTileKeys / 8; ++n)
+        for (int32_t n = 0; n < kTileKeys / 8; ++n)
 #pragma unroll
-        for (int32_t i = 0; i < 4; ++i) {
-            if (cap > 0.0f) {
+            for (int32_t i = 0; i < 4; ++i) {
                 const float score = __fmul_rn(scores[n][i], factors[i / 2]);
                 scores[n][i] = __fmul_rn(cap * kLog2E, tanhf(score / cap));
-            } else {
-                scores[n][i] = __fmul_rn(scores[n][i], factors[i / 2] * kLog2E);
             }
-        }
+    } else {
+#pragma unroll
+        for (int32_t n = 0; n < kTileKeys / 8; ++n)
+#pragma unroll
+            for (int32_t i = 0; i < 4; ++i)
+                scores[n][i] = __fmul_rn(scores[n][i], factors[i / 2] * kLog2E);
+    }
     if (!masked) return;
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll
@@ -273,7 +297,7 @@ __device__ __forceinline__ void multiply_values(const PromptShared<kHeadSize>& s
                                pack_pair<kHalf>(scores[2 * k + 1][2], scores[2 * k + 1][3])};
 #pragma unroll
         for (int32_t n = 0; n < kHeadSize / 16; ++n) {
-            if (n * 16 % kColumnStep == 0 && n * 16 >= head_size) break;
+            if (n * 16 % kColumnStep == 0 && !is_needed<kHeadSize>(n * 16, head_size)) break;
             uint32_t b[4];
             load_matrices_transposed(
                 b, shared.values + pair_place(value_place, n) + 16 * k * kHeadSize);

@@ -39,7 +39,7 @@ struct PromptArgs {
 /// Shared memory of a block. Rows of a matrix are kHeadSize long, in pieces of eight elements;
 /// piece p of row r stands at place p ^ (r % 8), which spreads a column of pieces over all banks.
 template <int32_t kHeadSize>
-struct PromptShared {
+struct alignas(128) PromptShared {
     uint16_t queries[kTileColumns * kHeadSize];
     uint16_t keys[kTileKeys * kHeadSize];
     uint16_t values[kTileKeys * kHeadSize];

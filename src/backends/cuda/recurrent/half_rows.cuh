@@ -8,6 +8,7 @@
 // through the second-level cache, 97 KiB of shared memory.
 
 #include "backends/cuda/ptx/cp_async.cuh"
+#include "backends/cuda/ptx/opaque.cuh"
 #include "backends/cuda/recurrent/half_prepare.cuh"
 #include "backends/cuda/recurrent/half_stages.cuh"
 
@@ -21,6 +22,8 @@ struct alignas(128) RowsStage {
     uint16_t squares[2][kSquareElements];  ///< T', P
     float gates[2][kChunk];
 };
+constexpr int32_t kBlockRows = 16 * 64;  ///< elements of an image from a block to the one below
+
 struct HalfRowsShared {
     RowsStage stages[2];
 };
@@ -30,28 +33,51 @@ static_assert(sizeof(HalfRowsShared) <= 101376, "a block of sm_120 has 99 KiB");
 __device__ __forceinline__ void fetch_stage(const HalfSource& source,
                                             int32_t chunk,
                                             RowsStage& stage) {
-    const auto copy = [](void* to, const void* from, size_t bytes) {
-#pragma unroll 8
-        for (size_t at = threadIdx.x * 16; at < bytes; at += kHalfRowsThreads * 16)
-            copy_16(static_cast<uint8_t*>(to) + at, static_cast<const uint8_t*>(from) + at);
+    constexpr uint32_t kTogether = kHalfRowsThreads * 16;  // bytes
+    const uint32_t own = threadIdx.x * 16;
+    const auto copy = [&](auto& to, const void* from) {
+        auto* destination = reinterpret_cast<uint8_t*>(&to) + own;
+        const auto* piece = static_cast<const uint8_t*>(from) + own;
+#pragma unroll
+        for (uint32_t at = 0; at < sizeof(to); at += kTogether)
+            if (sizeof(to) % kTogether == 0 || at + own < sizeof(to))
+                copy_16(destination + at, piece + at);
     };
-    copy(stage.keys, source.keys(chunk), sizeof(stage.keys));
-    copy(stage.squares, source.squares(chunk), sizeof(stage.squares));
-    copy(stage.gates, source.gates(chunk), sizeof(stage.gates));
+    copy(stage.keys, source.keys(chunk));
+    copy(stage.squares, source.squares(chunk));
+    copy(stage.gates, source.gates(chunk));
     commit_copies();
 }
+
+/// A lane's places in images for load_matrices, in the block of 16 x 16 at row and column 0.
+struct BlockPlaces {
+    int32_t left, right;
+    /// The place of the same row in the block `column` blocks further right.
+    static __device__ __forceinline__ int32_t across(int32_t place, int32_t column) {
+        return place ^ 16 * column;
+    }
+    static __device__ __forceinline__ BlockPlaces own() {
+        auto lane = static_cast<int32_t>(threadIdx.x) % 32;
+        // Found anew for every chunk: kept, they and what is made of them take twelve registers.
+        make_opaque(lane);
+        return {image_place(lane % 16, lane / 16 * 8),
+                image_place(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8)};
+    }
+};
 
 /// out += left keys^T; keys are the two images of K or Q.
 template <bool kBf16>
 __device__ __forceinline__ void multiply_by_key_rows(const uint32_t (&left)[8][4],
                                                      const uint16_t (&keys)[2][kChunk * 64],
+                                                     const BlockPlaces& places,
                                                      float (&out)[kTiles][4]) {
 #pragma unroll
     for (int32_t depth = 0; depth < 8; ++depth)
 #pragma unroll
         for (int32_t block = 0; block < kBlocks; ++block) {
             uint32_t b[4];
-            load_matrices(b, image_right(keys[depth / 4], 16 * block, depth % 4 * 16));
+            load_matrices(
+                b, keys[depth / 4] + places.across(places.right, depth % 4) + block * kBlockRows);
             mma_16bit<!kBf16>(out[2 * block], left[depth], b[0], b[1]);
             mma_16bit<!kBf16>(out[2 * block + 1], left[depth], b[2], b[3]);
         }
@@ -61,13 +87,14 @@ __device__ __forceinline__ void multiply_by_key_rows(const uint32_t (&left)[8][4
 template <bool kBf16>
 __device__ __forceinline__ void multiply_by_square_rows(const uint32_t (&x)[kBlocks][4],
                                                         const uint16_t (&square)[kSquareElements],
+                                                        const BlockPlaces& places,
                                                         float (&out)[kTiles][4]) {
 #pragma unroll
     for (int32_t depth = 0; depth < kBlocks; ++depth)
 #pragma unroll
         for (int32_t block = depth; block < kBlocks; ++block) {
             uint32_t b[4];
-            load_matrices(b, image_right(square, 16 * block, 16 * depth));
+            load_matrices(b, square + places.across(places.right, depth) + block * kBlockRows);
             mma_16bit<!kBf16>(out[2 * block], x[depth], b[0], b[1]);
             mma_16bit<!kBf16>(out[2 * block + 1], x[depth], b[2], b[3]);
         }
@@ -77,13 +104,15 @@ __device__ __forceinline__ void multiply_by_square_rows(const uint32_t (&x)[kBlo
 template <bool kBf16>
 __device__ __forceinline__ void add_rows_to_state(const uint32_t (&d)[kBlocks][4],
                                                   const uint16_t (&keys)[2][kChunk * 64],
+                                                  const BlockPlaces& places,
                                                   float (&state)[16][4]) {
 #pragma unroll
     for (int32_t depth = 0; depth < kBlocks; ++depth)
 #pragma unroll
         for (int32_t column = 0; column < 8; ++column) {
             uint32_t b[4];
-            load_matrices_transposed(b, image_left(keys[column / 4], 16 * depth, column % 4 * 16));
+            load_matrices_transposed(
+                b, keys[column / 4] + places.across(places.left, column % 4) + depth * kBlockRows);
             mma_16bit<!kBf16>(state[2 * column], d[depth], b[0], b[1]);
             mma_16bit<!kBf16>(state[2 * column + 1], d[depth], b[2], b[3]);
         }
@@ -137,11 +166,12 @@ __device__ __forceinline__ void scan_chunk(HalfRows& warp,
                                            const ChunkRows& rows,
                                            const float (&v)[kTiles][4]) {
     const int32_t pair = threadIdx.x % 4 * 2;
+    const BlockPlaces places = BlockPlaces::own();
     float x[kTiles][4] = {}, o[kTiles][4] = {};
     uint32_t left[8][4], masked[kBlocks][4], most = 0;
     as_left<kBf16, 8>(warp.state, left, most);
-    multiply_by_key_rows<kBf16>(left, stage.keys[0], x);
-    multiply_by_key_rows<kBf16>(left, stage.keys[1], o);
+    multiply_by_key_rows<kBf16>(left, stage.keys[0], places, x);
+    multiply_by_key_rows<kBf16>(left, stage.keys[1], places, o);
     const float scale = warp.args.delta.scale;
 #pragma unroll
     for (int32_t tile = 0; tile < kTiles; ++tile) {
@@ -157,7 +187,7 @@ __device__ __forceinline__ void scan_chunk(HalfRows& warp,
     Bad bad;
     warp.take_beyond<kBf16>(most, masked, &left, x, bad);
     float d[kTiles][4] = {};
-    multiply_by_square_rows<kBf16>(masked, stage.squares[0], d);
+    multiply_by_square_rows<kBf16>(masked, stage.squares[0], places, d);
     replace_bad(bad, NAN, d);
     replace_bad(bad, NAN, o);
     most = 0;
@@ -165,7 +195,7 @@ __device__ __forceinline__ void scan_chunk(HalfRows& warp,
     warp.take_beyond<kBf16>(most, masked, nullptr, d, bad);
     replace_bad(bad, NAN, d);
     replace_bad(bad, NAN, o);
-    multiply_by_square_rows<kBf16>(masked, stage.squares[1], o);
+    multiply_by_square_rows<kBf16>(masked, stage.squares[1], places, o);
     warp.over_tokens(warp.args.delta.out, rows, o, [](float from, float* to) { *to = from; });
 #pragma unroll
     for (int32_t tile = 0; tile < kTiles; ++tile) {
@@ -180,7 +210,7 @@ __device__ __forceinline__ void scan_chunk(HalfRows& warp,
     for (auto& tile : warp.state)
 #pragma unroll
         for (float& element : tile) element *= decay;
-    add_rows_to_state<kBf16>(decayed, stage.keys[0], warp.state);
+    add_rows_to_state<kBf16>(decayed, stage.keys[0], places, warp.state);
 }
 
 /// Blocks of (prompt sequence, value head, kHalfValueRows of its value rows), through the chunks of
