@@ -17,6 +17,7 @@ class Card:
     clocks_ghz: dict[str, float]
     l2_bytes: float  # a clock and multiprocessor, reads and writes
     dram_gbs: float
+    general: str  # of simulate.RATES: how fast general kernels run
     copy_share: float = 0.9  # of dram_gbs that streams reach
     mma_share: float = 1.0  # of `flops` that mma.sync reaches
 
@@ -33,7 +34,7 @@ def hopper(name: str, bf16_tflops: float, fp8_tflops: float, dram_gbs: float) ->
     by mma.sync."""
     flops = {"bf16": 4096, "fp8": 8192}
     clocks = {"bf16": bf16_tflops * 1e3 / (132 * 4096), "fp8": fp8_tflops * 1e3 / (132 * 8192)}
-    return Card(name, 132, flops, clocks, 27.5, dram_gbs, mma_share=0.63)
+    return Card(name, 132, flops, clocks, 27.5, dram_gbs, "hopper", mma_share=0.63)
 
 
 def blackwell(name: str, multiprocessors: int, ghz: float, dram_gbs: float, f32_sums: int = 2) -> Card:
@@ -43,7 +44,8 @@ def blackwell(name: str, multiprocessors: int, ghz: float, dram_gbs: float, f32_
     TFLOP/s of FP8, more than half the rate gives). Nobody published what the second-level cache
     gives; 16 bytes a clock is what an RTX 4090 (5.2 TB/s) comes to."""
     kinds = {"fp4": 4096, "fp8": 2048 // f32_sums, "bf16": 1024 // f32_sums}
-    return Card(name, multiprocessors, kinds, dict.fromkeys(kinds, ghz), 16.0, dram_gbs)
+    general = "geforce" if f32_sums == 2 else "workstation"
+    return Card(name, multiprocessors, kinds, dict.fromkeys(kinds, ghz), 16.0, dram_gbs, general)
 
 
 CARDS = {

@@ -1,14 +1,15 @@
 """What a prompt takes a whole model: products, attention, delta rule, the passes between."""
 import dataclasses
+import heapq
 import math
 import statistics
 
 from cards import Card
-from products import Kernel, fastest, norm
+from products import LAUNCH_US, Kernel, fastest, norm
 from sass import Loop
 
 # Clocks that the kernels for Hopper were measured to take. Ends of tiles and what is made of chunks
-# before the scan are taken to cost others the same; steps of general kernels are counted (General).
+# before the scan are taken to cost others the same; steps of general kernels are simulated (General).
 ATTENTION_TILE = 11000  # loading queries, first scores, last sums of 128 columns
 SCAN_CHUNK = 1676  # of the delta rule, beside the products
 PREPARE_CHUNK = 4100
@@ -47,7 +48,7 @@ MODELS = {
 
 @dataclasses.dataclass(frozen=True)
 class General:
-    """Steps of a warp of the general kernels (sass.STEPS)."""
+    """Steps of the general kernels (steps.py)."""
 
     attend: dict[int, Loop]  # by size of heads
     scan: Loop
@@ -63,6 +64,12 @@ class Kernels:
     general: General | None = None  # attention and delta rule; none: those of Hopper
 
 
+def ends_us(card: Card, columns: int, size: int) -> float:
+    """The first queries and the last outputs of all multiprocessors at once, beside no product."""
+    rows = 2 * min(columns, 128 * card.multiprocessors)
+    return LAUNCH_US + rows * size * 4 / (card.dram_gbs * card.copy_share * 1e3)
+
+
 def attention_us(card: Card, tokens: int, behind: int, heads: int, size: int) -> float:
     """Blocks of 128 (token, head) columns against steps of 64 keys, as two groups of warps."""
     tensor = 4 * 128 * 64 * size / card.flops["bf16"]
@@ -70,32 +77,26 @@ def attention_us(card: Card, tokens: int, behind: int, heads: int, size: int) ->
     step = norm([tensor, tensor / 2 + softmax])
     tiles = heads * tokens / 128
     steps = (behind + tokens / 2) / 64 + 0.5
-    return tiles * (steps * step + ATTENTION_TILE) / card.multiprocessors / card.ghz("bf16") / 1e3
+    clocks = tiles * (steps * step + ATTENTION_TILE) / card.multiprocessors
+    return clocks / card.ghz("bf16") / 1e3 + ends_us(card, heads * tokens, size)
 
 
-def general_step(card: Card, loop: Loop, warps: int, moved: float) -> float:
-    """Clocks of a step of `warps` warps on each quarter of a multiprocessor, which bring `moved` bytes."""
-    own = loop.mmas * 2 * 16 * 8 * 16 * 4 / (card.flops["bf16"] * card.mma_share)
-    loads = 4 * warps * sum(n * (4 if kind.startswith("LDSM") else 1) for kind, n in loop.shared.items())
-    limits = [own + loop.chain + (warps - 1) * loop.instructions, loads, moved / card.l2_bytes]
-    # One warp by itself is its own products and what is beside them.
-    return norm([*limits, warps * own, warps * loop.instructions] if warps > 1 else limits)
-
-
-def general_attention_us(card: Card, loop: Loop, tokens: int, behind: int, heads: int, size: int) -> float:
-    """Blocks of 128 columns and eight warps, as many as 100 KiB hold, against steps of 32 keys."""
-    blocks = 1 if size > 128 else 2
-    step = general_step(card, loop, 2 * blocks, blocks * 32 * 2 * 2 * size) / blocks
-    steps = (behind + tokens / 2) / 32 + 0.5
-    clocks = heads * tokens / 128 * (steps * step + ATTENTION_TILE / 2) / card.multiprocessors
-    return clocks / card.ghz("bf16") / 1e3
+def general_attention_us(card: Card, loop: Loop, tokens: int, behind: int, heads: int, kv_heads: int, size: int) -> float:
+    """Blocks of 128 columns and eight warps, as many as 100 KiB hold, against steps of 32 keys. Those
+    with most keys start first, each where one has ended."""
+    blocks, tiles = 1 if size > 128 else 2, math.ceil(heads // kv_heads * tokens / 128)
+    ends = [0.0] * (blocks * card.multiprocessors)
+    for tile in range(tiles, 0, -1):
+        steps = (behind + tile / tiles * tokens) / 32 + 0.5
+        for _ in range(kv_heads):
+            heapq.heapreplace(ends, ends[0] + steps * loop.clocks[card.general] + blocks * ATTENTION_TILE / 2)
+    return max(ends) / card.ghz("bf16") / 1e3 + ends_us(card, heads * tokens, size)
 
 
 def general_delta_rule_us(card: Card, loop: Loop, tokens: int, key_heads: int, value_heads: int) -> float:
     """As delta_rule_us, the scan in blocks of four warps, of which a multiprocessor has one."""
     chunks = tokens / 64
-    moved = (4 * 64 * 64 + 2 * 64 * 64) * 2 + 2 * 64 * 4 + 2 * 64 * 64 * 4  # operands; values, outputs
-    scan = math.ceil(2 * value_heads / card.multiprocessors) * general_step(card, loop, 1, moved)
+    scan = math.ceil(2 * value_heads / card.multiprocessors) * loop.clocks[card.general]
     open_flops = 2 * 2 * 64 * 64 * 128 * (key_heads + value_heads) / value_heads
     prepare = PREPARE_CHUNK + open_flops / (card.flops["bf16"] * card.mma_share)
     clocks = chunks * (scan + value_heads * prepare / card.multiprocessors)
@@ -165,7 +166,8 @@ def prompt_us(model: Model, card: Card, kernels: Kernels, tokens: int, at_once: 
     passes = math.ceil(tokens / at_once)
     general = kernels.general
     if general:
-        seen = sum(general_attention_us(card, general.attend[256], at_once, i * at_once, model.heads, 256)
+        seen = sum(general_attention_us(card, general.attend[256], at_once, i * at_once, model.heads,
+                                        model.kv_heads, 256)
                    for i in range(passes))
         nets = general_delta_rule_us(card, general.scan, tokens, model.key_heads, model.value_heads)
     else:

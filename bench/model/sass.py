@@ -19,15 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MMA = re.compile(r"\b(HGMMA|QGMMA|OMMA|QMMA|HMMA)\.(\S+)")
 # Clocks until a scoreboard is released; published for Hopper (loads from shared memory 29 to 33).
 LATENCY = {"LDS": 33, "LDSM": 33, "SYNCS": 33, "LDC": 30, "S2R": 30}
-# Clocks that a product of a single warp keeps its tensor core: one after the other, others wait. HMMA:
-# operands of 16 bits and f32 sums as on GeForce cards of compute capability 12.x (cards.py).
-PIPE = {"OMMA": 16, "HMMA": 32}
-# Steps of general kernels, which are more than an innermost loop: times that loops inside of one run,
-# with products and with copies. 64 keys for 16 columns of a head of 256 or 128 (f16 pages); a chunk of
-# the delta rule for 16 value rows (f16 operands). Loops with copies are for pages seen in part.
-STEPS = {"attend_tile<256,1>": (4, 0), "attend_tile<128,1>": (1, 0), "half_rows<0>": (1, 2)}
-STEP_IMAGES = ("prompt.", "half.")
-
+# Clocks that a product of a single warp keeps its tensor core: one after the other, others wait.
+PIPE = {"OMMA": 16}
 
 @dataclasses.dataclass
 class Loop:
@@ -39,6 +32,8 @@ class Loop:
     chain: int  # clocks beside products, see above
     loader: int  # instructions of a warp that brings operands, a step
     shared: dict[str, int]  # loads from shared memory by kind
+    # Of general kernels, by simulate.RATES: a step of all blocks of a multiprocessor.
+    clocks: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -108,12 +103,20 @@ def loader_of(code: list[Instruction], spans: list[tuple[int, int]]) -> int:
     return min(found, default=0)
 
 
+def target_of(instruction: Instruction, labels: dict[str, int]) -> int:
+    """Where a jump leads; -1: none."""
+    match = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", instruction.text)
+    return labels.get(match.group(1), -1) if match else -1
+
+
+def loops_of(code: list[Instruction], labels: dict[str, int]) -> list[tuple[int, int]]:
+    """First and last instruction of every loop."""
+    targets = [target_of(instruction, labels) for instruction in code]
+    return [(target, end) for end, target in enumerate(targets) if 0 <= target <= end]
+
+
 def main_loops(code: list[Instruction], labels: dict[str, int]) -> Iterator[Loop]:
-    spans = []
-    for end, instruction in enumerate(code):
-        match = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", instruction.text)
-        if match and labels.get(match.group(1), end + 1) <= end:
-            spans.append((labels[match.group(1)], end))
+    spans = loops_of(code, labels)
     holding = [s for s in spans if any(MMA.search(i.text) for i in code[s[0] : s[1] + 1])]
     loader = loader_of(code, spans)
     for first, last in holding:
@@ -127,56 +130,6 @@ def main_loops(code: list[Instruction], labels: dict[str, int]) -> Iterator[Loop
                 shared[instruction.opcode()] = shared.get(instruction.opcode(), 0) + 1
         if len(set(found)) == 1:
             yield Loop(found[0].rstrip(","), len(found), len(body), chain_of(body), loader, shared)
-
-
-def always(code: list[Instruction], first: int, last: int, labels: dict[str, int],
-           repeated: dict[tuple[int, int], int]) -> list[Instruction]:
-    """What a warp runs of code[first..last], loops inside of it as often as `repeated` says. A
-    conditional jump is taken where it leaves out no product, load of an operand or copy: such code is
-    for masks, softcaps, values that are no numbers, saturation, saved states."""
-    ran: list[Instruction] = []
-    place = first
-    while place <= last:
-        loop = next((span for span in repeated if span[0] == place and span != (first, last)), None)
-        if loop:
-            ran += repeated[loop] * always(code, *loop, labels, {})
-            place = loop[1] + 1
-            continue
-        ran.append(code[place])
-        match = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", code[place].text)
-        target = labels.get(match.group(1), 0) if match else 0
-        place += 1
-        if place < target <= last + 1:
-            skipped = [i.opcode() for i in code[place:target]]
-            unconditional = not re.match(r"@|BRA\S*\s+!?U?P", ran[-1].text)
-            if unconditional or not any(re.match(r"HMMA|LDSM|LDGSTS|STG|LDG\b", name) for name in skipped):
-                place = target
-    return ran
-
-
-def step_of(code: list[Instruction], labels: dict[str, int], times: tuple[int, int]) -> Loop:
-    """A step of a general kernel: the shortest loop with the most products, see STEPS."""
-    spans = []
-    for end, instruction in enumerate(code):
-        match = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", instruction.text)
-        if match and labels.get(match.group(1), end + 1) <= end:
-            spans.append((labels[match.group(1)], end))
-
-    def having(span: tuple[int, int], kind: str) -> int:
-        return sum(i.opcode().startswith(kind) for i in code[span[0] : span[1] + 1])
-
-    outer = max(spans, key=lambda span: (having(span, "HMMA"), span[0] - span[1]))
-    inside = [s for s in spans if s != outer and outer[0] <= s[0] and s[1] <= outer[1]]
-    repeated = {s: times[0] for s in inside if having(s, "HMMA")}
-    repeated |= {s: times[1] for s in inside if having(s, "LDGSTS") and not having(s, "HMMA")}
-    body = always(code, *outer, labels, repeated)
-    products = [i for i in body if MMA.search(i.text)]
-    shared: dict[str, int] = {}
-    for i in body:
-        if i.opcode().startswith("LDS"):
-            shared[i.opcode()] = shared.get(i.opcode(), 0) + 1
-    name = MMA.search(products[0].text).group(0).rstrip(",")  # type: ignore[union-attr]
-    return Loop(name, len(products), len(body), chain_of(body), 0, shared)
 
 
 def short_name(mangled: str) -> str:
@@ -199,14 +152,8 @@ def images_of(library: pathlib.Path, folder: str) -> list[pathlib.Path]:
 def counts(library: pathlib.Path, names: tuple[str, ...]) -> dict[str, Loop]:
     """Main loops of the images of a library whose names contain one of `names`."""
     loops: dict[str, Loop] = {}
-    # And steps of general kernels for compute capability 12.x.
     with tempfile.TemporaryDirectory() as folder:
         for image in images_of(library, folder):
-            if image.name.startswith(STEP_IMAGES) and "sm_120" in image.name:
-                for mangled, code, labels in kernels(image):
-                    if times := STEPS.get(short_name(mangled)):
-                        loop = step_of(code, labels, times)
-                        loops[f"{short_name(mangled)} {loop.mma}"] = loop
             if not any(name in image.name for name in names):
                 continue
             for name, code, labels in kernels(image):

@@ -58,7 +58,15 @@ TEST_F(Counts, NameEveryFallback) {
 // the card that stood still: products in 16 bits are at least four times as fast as in f32.
 TEST_F(Counts, PeaksArePlausible) {
     const auto ops = make_ops({.name = kCard, .isa = {}});
-    const Ceilings peaks = ops->measure_ceilings();
+    // Other processes may use the card meanwhile.
+    Ceilings peaks = ops->measure_ceilings();
+    for (int again = 0; again < 3; ++again) {
+        const Ceilings next = ops->measure_ceilings();
+        peaks.bytes_per_second = std::max(peaks.bytes_per_second, next.bytes_per_second);
+        for (size_t i = 0; i < peaks.flops_per_second.size(); ++i)
+            peaks.flops_per_second[i] =
+                std::max(peaks.flops_per_second[i], next.flops_per_second[i]);
+    }
     const auto flops = [&](Operands operands) {
         return peaks.flops_per_second[static_cast<size_t>(operands)];
     };

@@ -57,7 +57,8 @@ void attention_cases(std::vector<OpCase>& cases) {
     };
     for (const Heads& heads : {Heads{256, 24, 4}, Heads{128, 32, 8}})
         for (const DType cache : {DType::kBF16, DType::kF8_E4M3})
-            for (const Run& run : {Run{0, 2048}, Run{0, 16384}, Run{63488, 2048}})
+            // 1536 rows are 2.2 rounds of blocks of general attention on 132 multiprocessors.
+            for (const Run& run : {Run{0, 2048}, Run{0, 16384}, Run{63488, 1536}, Run{63488, 2048}})
                 append(cases, PagedCase{.heads = heads.heads,
                                         .kv_heads = heads.kv_heads,
                                         .head_size = heads.size,
