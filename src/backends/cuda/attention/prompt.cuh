@@ -193,23 +193,24 @@ __device__ __forceinline__ uint32_t not_finite(uint32_t pair) {
     return ((pair & kExponents) + kOnes) & 0x80008000u;
 }
 
-/// Calls body(piece) for the pieces of the values that this thread itself has loaded.
-template <int32_t kHeadSize, class Body>
+/// Calls body(piece) for the pieces of the values that this thread, one of kThreads, itself has
+/// loaded.
+template <int32_t kThreads, int32_t kHeadSize, class Body>
 __device__ __forceinline__ void over_own_values(PromptShared<kHeadSize>& shared, const Body& body) {
     constexpr int32_t kPieces = kHeadSize / 8;
     auto thread = static_cast<int32_t>(threadIdx.x);
     make_opaque(thread);  // no registers for places in steps that are not searched
 #pragma unroll 4
-    for (int32_t at = thread; at < kTileKeys * kPieces; at += kPromptThreads)
+    for (int32_t at = thread; at < kTileKeys * kPieces; at += kThreads)
         body(*reinterpret_cast<uint4*>(shared.values +
                                        tile_place<kHeadSize>(at / kPieces, at % kPieces)));
 }
 
 /// Whether this thread has loaded a value that is not finite. Its own copies need no barrier.
-template <int32_t kHeadSize, bool kHalf>
+template <int32_t kThreads, int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ bool has_bad_values(PromptShared<kHeadSize>& shared) {
     uint32_t bad = 0;
-    over_own_values(shared, [&](const uint4& piece) {
+    over_own_values<kThreads>(shared, [&](const uint4& piece) {
         bad |= not_finite<kHalf>(piece.x) | not_finite<kHalf>(piece.y) |
                not_finite<kHalf>(piece.z) | not_finite<kHalf>(piece.w);
     });
@@ -230,7 +231,7 @@ __device__ __forceinline__ float rounded_probability(float x) {
 /// these values, by key, to the sums of the columns that see them, and puts zeros in their places.
 /// What is left for multiply_values() is bit for bit what the columns that see none of them have.
 /// All threads of the block together.
-template <int32_t kHeadSize, bool kHalf>
+template <int32_t kThreads, int32_t kHeadSize, bool kHalf>
 __device__ __forceinline__ void take_bad_values(const PromptArgs& args,
                                                 int32_t first_key,
                                                 const float (&scores)[kTileKeys / 8][4],
@@ -274,7 +275,7 @@ __device__ __forceinline__ void take_bad_values(const PromptArgs& args,
     }
     __syncthreads();  // all have read these values
     const auto clean = [](uint32_t& pair) { pair &= ~((not_finite<kHalf>(pair) >> 15) * 0xffffu); };
-    over_own_values(shared, [&](uint4& piece) {
+    over_own_values<kThreads>(shared, [&](uint4& piece) {
         clean(piece.x);
         clean(piece.y);
         clean(piece.z);
@@ -352,12 +353,13 @@ __device__ __forceinline__ void write_tile(const PromptArgs& args,
     }
 }
 
-/// Lowest and highest position of the tile's columns. Every warp finds them for itself.
+/// Lowest and highest position of a block's columns. Every warp finds them for itself.
+template <int32_t kColumns>
 __device__ __forceinline__ int2 position_range(const int32_t* positions) {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     int32_t lowest = INT32_MAX, highest = -1;
 #pragma unroll
-    for (int32_t column = 0; column < kTileColumns; column += 32) {
+    for (int32_t column = 0; column < kColumns; column += 32) {
         const int32_t position = positions[column + lane];
         lowest = min(lowest, position < 0 ? INT32_MAX : position);
         highest = max(highest, position);
@@ -370,24 +372,23 @@ template <int32_t kHeadSize, TileOperands kOperands>
 constexpr int32_t kTileBlocks = kHeadSize*(kOperands == TileOperands::kConverted ? 2 : 1) > 128 ? 1
                                                                                                 : 2;
 
-/// Grid: tiles * kv heads, where tiles may be more than there are.
+/// Whether tiles may be halved (PromptCut). Where two blocks share a multiprocessor rounds are
+/// short.
 template <int32_t kHeadSize, TileOperands kOperands>
-__global__ void __launch_bounds__(kPromptThreads, kTileBlocks<kHeadSize, kOperands>)
-    attend_tile(const __grid_constant__ PromptArgs args) {
+constexpr bool kHalvesTiles = kTileBlocks<kHeadSize, kOperands> == 1;
+
+/// The columns of a block of kThreads threads, 16 a warp.
+template <int32_t kThreads, int32_t kHeadSize, TileOperands kOperands>
+__device__ __forceinline__ void attend_columns(const PromptArgs& args,
+                                               const PromptTile& tile,
+                                               int32_t kv_head,
+                                               PromptShared<kHeadSize>& shared) {
     constexpr bool kHalf = kOperands == TileOperands::kF16;
     // What is converted does not come in beside the sums: behind them there are more registers.
     constexpr bool kInOrder = kOperands == TileOperands::kConverted;
-    auto& shared = *reinterpret_cast<PromptShared<kHeadSize>*>(dynamic_shared());
-    const auto kv_head = static_cast<int32_t>(blockIdx.x) % args.kv_heads;
-    // Late tiles see the most keys: they start first, so that none of them is left alone at the
-    // end.
-    const auto blocks_behind = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);
-    const PromptTile tile = find_tile<kTileColumns>(args, blocks_behind / args.kv_heads);
-    if (tile.columns == 0) return;
-
     load_queries<kHeadSize, kHalf>(args, tile, kv_head, shared);
     __syncthreads();  // positions of all columns are there
-    const int2 range = position_range(shared.positions);
+    const int2 range = position_range<kThreads / 2>(shared.positions);
     const PromptKeys keys{.begin = args.window > 0 ? max(0, range.x - args.window + 1) : 0,
                           .end = range.y + 1,
                           .table = args.batch.table(tile.sequence),
@@ -402,14 +403,17 @@ __global__ void __launch_bounds__(kPromptThreads, kTileBlocks<kHeadSize, kOperan
     constexpr int32_t kPageSteps = kPageTokens / kTileKeys;
     const int32_t last = range.y / kTileKeys;
     int32_t step = keys.begin / kTileKeys, page = keys.table[step / kPageSteps];
-    load_step<kHeadSize, kOperands>(args.keys, keys, step, page, args.head_size, shared.keys);
+    const auto load = [&](const Pages& pages, int32_t of_step, int32_t of_page, uint16_t* to) {
+        load_step<kThreads, kHeadSize, kOperands>(pages, keys, of_step, of_page, args.head_size,
+                                                  to);
+    };
+    load(args.keys, step, page, shared.keys);
     for (; step <= last; ++step) {
         // Read now, so that copies do not wait for it.
         const int32_t next_page = keys.table[min(step + 1, last) / kPageSteps];
         wait_copies<0>();
         __syncthreads();  // keys are there; nobody reads the last step's values any more
-        load_step<kHeadSize, kOperands>(args.values, keys, step, page, args.head_size,
-                                        shared.values);
+        load(args.values, step, page, shared.values);
         float scores[kTileKeys / 8][4];
         multiply_keys<kHeadSize, kHalf>(shared, args.head_size, scores);
         const int32_t first_key = step * kTileKeys;
@@ -419,23 +423,41 @@ __global__ void __launch_bounds__(kPromptThreads, kTileBlocks<kHeadSize, kOperan
         // Values are there behind either barrier; nobody reads the keys any more.
         bool bad = false;
         if (masked || kInOrder)
-            bad = __syncthreads_or(masked && has_bad_values<kHeadSize, kHalf>(shared)) != 0;
+            bad =
+                __syncthreads_or(masked && has_bad_values<kThreads, kHeadSize, kHalf>(shared)) != 0;
         else
             __syncthreads();
         const auto load_next = [&] {
-            if (step < last)
-                load_step<kHeadSize, kOperands>(args.keys, keys, step + 1, next_page,
-                                                args.head_size, shared.keys);
+            if (step < last) load(args.keys, step + 1, next_page, shared.keys);
         };
         if (!kInOrder) load_next();
         finish_scores(args, shared, first_key, masked, scores);
         scale_sums<kHeadSize>(advance_softmax(state, scores), sums);
-        if (bad) take_bad_values<kHeadSize, kHalf>(args, first_key, scores, shared, sums);
+        if (bad) take_bad_values<kThreads, kHeadSize, kHalf>(args, first_key, scores, shared, sums);
         multiply_values<kHeadSize, kHalf>(shared, args.head_size, scores, sums);
         if (kInOrder) load_next();
         page = next_page;
     }
     write_tile<kHeadSize>(args, tile, kv_head, state, sums);
+}
+
+/// Grid: blocks of args.cut * kv heads, which may be more than there are columns for.
+template <int32_t kHeadSize, TileOperands kOperands>
+__global__ void __launch_bounds__(kPromptThreads, kTileBlocks<kHeadSize, kOperands>)
+    attend_tile(const __grid_constant__ PromptArgs args) {
+    constexpr bool kHalves = kHalvesTiles<kHeadSize, kOperands>;
+    auto& shared = *reinterpret_cast<PromptShared<kHeadSize>*>(dynamic_shared());
+    const auto kv_head = static_cast<int32_t>(blockIdx.x) % args.kv_heads;
+    const auto turn = static_cast<int32_t>(blockIdx.x) / args.kv_heads;
+    const PromptTile tile = find_columns<kHalves>(args, turn);
+    if (tile.first_column >= tile.columns) return;
+    if (kHalves && args.cut.is_half(turn)) {
+        // Half of the warps are enough for it: the others leave at once.
+        if (threadIdx.x < kPromptThreads / 2)
+            attend_columns<kPromptThreads / 2, kHeadSize, kOperands>(args, tile, kv_head, shared);
+    } else {
+        attend_columns<kPromptThreads, kHeadSize, kOperands>(args, tile, kv_head, shared);
+    }
 }
 
 }  // namespace tessera::cuda

@@ -21,6 +21,15 @@ constexpr int32_t kTileKeys = kPageTokens / 2;
 /// What the tensor cores multiply: the cache's bytes, or its values rounded to bf16.
 enum class TileOperands { kBF16, kF16, kConverted };
 
+/// How a launch deals out columns: tiles of kTileColumns, of which the first `halved`, which start
+/// last, are two blocks each. A column's bits do not depend on it.
+struct PromptCut {
+    int32_t tiles;  ///< of all sequences at most
+    int32_t halved = 0;
+    __host__ __device__ int32_t blocks() const { return tiles + halved; }  ///< a kv head
+    __device__ bool is_half(int32_t turn) const { return turn >= tiles - halved; }
+};
+
 struct PromptArgs {
     const float* q;  ///< [T, H, d]
     int64_t q_row_stride, q_head_stride;
@@ -28,6 +37,7 @@ struct PromptArgs {
     BatchView batch;
     Pages keys, values;
     int32_t prompt_rows, kv_heads, group, head_size;
+    PromptCut cut;
     int32_t window;
     float scale, softcap;
     const float* sinks;  ///< by query head; null: none
@@ -94,6 +104,20 @@ __device__ __forceinline__ PromptTile find_tile(const PromptArgs& args, int32_t 
         index -= __shfl_sync(0xffffffffu, passed, 31);
     }
     return {0, 0, 0, 0};
+}
+
+/// The columns of a block that starts as `turn`-th of its kv head; none where tile.columns <=
+/// tile.first_column. Late tiles see the most keys: they start first, so that none of them is left
+/// alone at the end.
+template <bool kHalves>
+__device__ __forceinline__ PromptTile find_columns(const PromptArgs& args, int32_t turn) {
+    if constexpr (!kHalves) return find_tile<kTileColumns>(args, args.cut.tiles - 1 - turn);
+    if (!args.cut.is_half(turn)) return find_tile<kTileColumns>(args, args.cut.tiles - 1 - turn);
+    const int32_t half = turn - (args.cut.tiles - args.cut.halved);
+    PromptTile tile = find_tile<kTileColumns>(args, args.cut.halved - 1 - half / 2);
+    tile.first_column += half % 2 * (kTileColumns / 2);
+    tile.columns = min(tile.columns, tile.first_column + kTileColumns / 2);
+    return tile;
 }
 
 template <bool kHalf>
@@ -178,11 +202,11 @@ struct PromptKeys {
     int64_t kv_head;
 };
 
-template <int32_t kHeadSize, PageFormat kFormat>
+template <int32_t kThreads, int32_t kHeadSize, PageFormat kFormat>
 __device__ __forceinline__ void convert_step(
     const Pages& pages, const uint8_t* source, int32_t head_size, int2 live, uint16_t* tile) {
     constexpr int32_t kPieces = kHeadSize / 8;
-    constexpr int32_t kTurns = kTileKeys * kPieces / kPromptThreads;
+    constexpr int32_t kTurns = kTileKeys * kPieces / kThreads;
     constexpr int32_t kAtOnce = kHeadSize > 128 ? 2 : 1;  // bounded by registers
     auto thread = static_cast<int32_t>(threadIdx.x);
     make_opaque(thread);  // places are not kept from step to step
@@ -191,7 +215,7 @@ __device__ __forceinline__ void convert_step(
         Eight<kFormat> raw[kAtOnce];
 #pragma unroll
         for (int32_t i = 0; i < kAtOnce; ++i) {
-            const int32_t at = (turn + i) * kPromptThreads + thread;
+            const int32_t at = (turn + i) * kThreads + thread;
             const int32_t row = at / kPieces, piece = at % kPieces;
             raw[i] = {};
             if (row >= live.x && row < live.y && piece * 8 < head_size)
@@ -199,7 +223,7 @@ __device__ __forceinline__ void convert_step(
         }
 #pragma unroll
         for (int32_t i = 0; i < kAtOnce; ++i) {
-            const int32_t at = (turn + i) * kPromptThreads + thread;
+            const int32_t at = (turn + i) * kThreads + thread;
             float x[8];
             raw[i].unpack(x);
             *reinterpret_cast<uint4*>(tile + tile_place<kHeadSize>(at / kPieces, at % kPieces)) =
@@ -208,9 +232,10 @@ __device__ __forceinline__ void convert_step(
     }
 }
 
-/// The keys or values of step `step`, which stand in page `page` of the pool, into a tile; zeros
-/// for keys that nobody sees. Copies as they stand are under way when this returns.
-template <int32_t kHeadSize, TileOperands kOperands>
+/// By kThreads threads, the keys or values of step `step`, which stand in page `page` of the pool,
+/// into a tile; zeros for keys that nobody sees. Copies as they stand are under way when this
+/// returns.
+template <int32_t kThreads, int32_t kHeadSize, TileOperands kOperands>
 __device__ __forceinline__ void load_step(const Pages& pages,
                                           const PromptKeys& keys,
                                           int32_t step,
@@ -222,7 +247,7 @@ __device__ __forceinline__ void load_step(const Pages& pages,
         pages.head(page, keys.kv_head) + first_key % kPageTokens * pages.row_bytes;
     const int2 live = {keys.begin - first_key, keys.end - first_key};
     if constexpr (kOperands != TileOperands::kConverted) {
-        constexpr int32_t kPieces = kHeadSize / 8, kRows = kPromptThreads / kPieces;  // at once
+        constexpr int32_t kPieces = kHeadSize / 8, kRows = kThreads / kPieces;  // at once
         const int32_t first = static_cast<int32_t>(threadIdx.x) / kPieces;
         const int32_t piece = static_cast<int32_t>(threadIdx.x) % kPieces;
         const uint8_t* from = source + first * pages.row_bytes + piece * 16;
@@ -240,17 +265,17 @@ __device__ __forceinline__ void load_step(const Pages& pages,
         }
         commit_copies();
     } else if (!pages.aligned) {
-        convert_step<kHeadSize, PageFormat::kAny>(pages, source, head_size, live, tile);
+        convert_step<kThreads, kHeadSize, PageFormat::kAny>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF32) {
-        convert_step<kHeadSize, PageFormat::kF32>(pages, source, head_size, live, tile);
+        convert_step<kThreads, kHeadSize, PageFormat::kF32>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kQ8_0) {
-        convert_step<kHeadSize, PageFormat::kQ8_0>(pages, source, head_size, live, tile);
+        convert_step<kThreads, kHeadSize, PageFormat::kQ8_0>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF8) {
-        convert_step<kHeadSize, PageFormat::kF8>(pages, source, head_size, live, tile);
+        convert_step<kThreads, kHeadSize, PageFormat::kF8>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF16) {
-        convert_step<kHeadSize, PageFormat::kF16>(pages, source, head_size, live, tile);
+        convert_step<kThreads, kHeadSize, PageFormat::kF16>(pages, source, head_size, live, tile);
     } else {
-        convert_step<kHeadSize, PageFormat::kBF16>(pages, source, head_size, live, tile);
+        convert_step<kThreads, kHeadSize, PageFormat::kBF16>(pages, source, head_size, live, tile);
     }
 }
 
