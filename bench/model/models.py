@@ -1,6 +1,7 @@
 """What a prompt takes a whole model: products, attention, delta rule, the passes between."""
 import dataclasses
 import heapq
+import itertools
 import math
 import statistics
 
@@ -13,6 +14,7 @@ from sass import Loop
 ATTENTION_TILE = 11000  # loading queries, first scores, last sums of 128 columns
 SCAN_CHUNK = 1676  # of the delta rule, beside the products
 PREPARE_CHUNK = 4100
+HALF_TILE = 0.6  # of a tile, as attention/prompt.cu takes it
 PASS_SHARE = 0.65  # of memory's rate that passes over rows reach; 55 to 80% were measured
 
 
@@ -81,22 +83,41 @@ def attention_us(card: Card, tokens: int, behind: int, heads: int, size: int) ->
     return clocks / card.ghz("bf16") / 1e3 + ends_us(card, heads * tokens, size)
 
 
+def rounds_of(whole: int, halves: int, places: int) -> float:
+    """As attention/prompt.cu: the time of so many tiles and then halves, in tiles."""
+    rounds, later = divmod(whole, places)
+    times = []
+    for start in (rounds, rounds + 1):
+        for more in itertools.count():
+            time = max(rounds + (later > 0), start + more * HALF_TILE)
+            fits = [int(max(0.0, time - begin) / HALF_TILE + 1e-6) for begin in (rounds, rounds + 1)]
+            if (places - later) * fits[0] + later * fits[1] >= halves:
+                times.append(time)
+                break
+    return min(times)
+
+
 def general_attention_us(card: Card, loop: Loop, tokens: int, behind: int, heads: int, kv_heads: int, size: int) -> float:
     """Blocks of 128 columns and eight warps, as many as 100 KiB hold, against steps of 32 keys. Those
-    with most keys start first, each where one has ended."""
-    blocks, tiles = 1 if size > 128 else 2, math.ceil(heads // kv_heads * tokens / 128)
-    ends = [0.0] * (blocks * card.multiprocessors)
+    with most keys start first, each where one has ended; the last may be halves (attention/prompt.cu)."""
+    clocks, blocks = loop.clocks[card.general], 1 if size > 128 else 2
+    places, tiles, halved = blocks * card.multiprocessors, math.ceil(heads // kv_heads * tokens / 128), 0
+    if len(clocks) > 1:
+        halved = min(range(min(tiles, places) + 1),
+                     key=lambda n: round(rounds_of((tiles - n) * kv_heads, 2 * n * kv_heads, places), 6))
+    ends = [0.0] * places
     for tile in range(tiles, 0, -1):
         steps = (behind + tile / tiles * tokens) / 32 + 0.5
-        for _ in range(kv_heads):
-            heapq.heapreplace(ends, ends[0] + steps * loop.clocks[card.general] + blocks * ATTENTION_TILE / 2)
+        parts = 2 if tile <= halved else 1
+        for _ in range(parts * kv_heads):
+            heapq.heapreplace(ends, ends[0] + steps * clocks[parts - 1] + blocks * ATTENTION_TILE / 2)
     return max(ends) / card.ghz("bf16") / 1e3 + ends_us(card, heads * tokens, size)
 
 
 def general_delta_rule_us(card: Card, loop: Loop, tokens: int, key_heads: int, value_heads: int) -> float:
     """As delta_rule_us, the scan in blocks of four warps, of which a multiprocessor has one."""
     chunks = tokens / 64
-    scan = math.ceil(2 * value_heads / card.multiprocessors) * loop.clocks[card.general]
+    scan = math.ceil(2 * value_heads / card.multiprocessors) * loop.clocks[card.general][0]
     open_flops = 2 * 2 * 64 * 64 * 128 * (key_heads + value_heads) / value_heads
     prepare = PREPARE_CHUNK + open_flops / (card.flops["bf16"] * card.mma_share)
     clocks = chunks * (scan + value_heads * prepare / card.multiprocessors)

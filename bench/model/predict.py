@@ -159,7 +159,8 @@ def compare(found: dict[str, sass.Loop], stored: dict[str, sass.Loop]) -> list[s
             faults.append(f"{name}: not stored")
             continue
         pairs = [(loop.instructions, before.instructions), (loop.chain, before.chain)]
-        pairs += [(clocks, before.clocks.get(card, 0)) for card, clocks in loop.clocks.items()]
+        pairs += [(a, b) for card, clocks in loop.clocks.items()
+                  for a, b in itertools.zip_longest(clocks, before.clocks.get(card, []), fillvalue=0)]
         near = all(abs(a - b) <= 0.1 * b + 8 for a, b in pairs)
         if loop.mmas != before.mmas or not near:
             faults.append(f"{name}: {loop}, stored {before}")

@@ -32,8 +32,8 @@ class Loop:
     chain: int  # clocks beside products, see above
     loader: int  # instructions of a warp that brings operands, a step
     shared: dict[str, int]  # loads from shared memory by kind
-    # Of general kernels, by simulate.RATES: a step of all blocks of a multiprocessor.
-    clocks: dict[str, int] = dataclasses.field(default_factory=dict)
+    # Of general kernels, by simulate.RATES: a step of all blocks of a multiprocessor, and one of half tiles if there are.
+    clocks: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

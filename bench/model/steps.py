@@ -68,19 +68,28 @@ def always(code: list[Instruction], first: int, last: int, labels: dict[str, int
     return ran
 
 
-def step_of(code: list[Instruction], labels: dict[str, int], products: int) -> list[Instruction]:
-    """A step of a general kernel: the shortest loop with the most products, see Step."""
-    spans = loops_of(code, labels)
+def steps_of(code: list[Instruction], labels: dict[str, int], products: int) -> list[list[Instruction]]:
+    """Steps of a general kernel: the shortest loops with the most products, see Step. Of two, of whole tiles and of
+    half ones, that of whole ones first, whose warps have fewer copies each."""
+    back = loops_of(code, labels)
+    # Rare code stands behind a kernel's end and jumps back into loops.
+    spans = [s for s in back if not any(o[0] < s[0] <= o[1] < s[1] for o in back)]
 
     def having(span: tuple[int, int], kind: str) -> int:
         return sum(i.opcode().startswith(kind) for i in code[span[0] : span[1] + 1])
 
-    outer = max(spans, key=lambda span: (having(span, "HMMA"), span[0] - span[1]))
-    inside = [s for s in spans if s != outer and outer[0] <= s[0] and s[1] <= outer[1]]
-    repeated = {s: products for s in inside if having(s, "HMMA")}
-    # Copies in loops are of pages that are seen in part.
-    repeated |= {s: 0 for s in inside if having(s, "LDGSTS") and not having(s, "HMMA")}
-    return always(code, *outer, labels, repeated)
+    most = max(having(span, "HMMA") for span in spans)
+    full = [span for span in spans if having(span, "HMMA") == most]
+    bodies = []
+    for outer in full:
+        if any(outer[0] <= s[0] and s[1] <= outer[1] for s in full if s != outer):
+            continue
+        inside = [s for s in spans if s != outer and outer[0] <= s[0] and s[1] <= outer[1]]
+        repeated = {s: products for s in inside if having(s, "HMMA")}
+        # Copies in loops are of pages that are seen in part.
+        repeated |= {s: 0 for s in inside if having(s, "LDGSTS") and not having(s, "HMMA")}
+        bodies.append(always(code, *outer, labels, repeated))
+    return sorted(bodies, key=lambda body: sum(i.opcode().startswith("LDGSTS") for i in body))
 
 
 def step_counts(body: list[Instruction]) -> Loop:
@@ -103,11 +112,12 @@ def counts(library: pathlib.Path) -> dict[str, Loop]:
             for mangled, code, labels in kernels(image):
                 name = short_name(mangled)
                 if step := STEPS.get(name):
-                    body = step_of(code, labels, step.products)
-                    loop = step_counts(body)
+                    bodies = steps_of(code, labels, step.products)
+                    loop = step_counts(bodies[0])
                     key = f"{name} {loop.mma}"
                     stored = loops.get(key, loop)
-                    clocks = {card: round(simulate.step_clocks(body, step.warps, step.blocks, rates))
+                    clocks = {card: [round(simulate.step_clocks(body, step.warps // (i + 1), step.blocks, rates))
+                                     for i, body in enumerate(bodies)]
                               for card, rates in cards.items()}
                     counted = loop if "sm_120" in image.name else stored
                     loops[key] = dataclasses.replace(counted, clocks=stored.clocks | clocks)
