@@ -373,9 +373,10 @@ constexpr int32_t kTileBlocks = kHeadSize*(kOperands == TileOperands::kConverted
                                                                                                 : 2;
 
 /// Whether tiles may be halved (PromptCut). Where two blocks share a multiprocessor rounds are
-/// short.
+/// short, and a half converts all keys: 1536 tokens behind 63,488 with fp8 pages took 6% longer.
 template <int32_t kHeadSize, TileOperands kOperands>
-constexpr bool kHalvesTiles = kTileBlocks<kHeadSize, kOperands> == 1;
+constexpr bool kHalvesTiles =
+    kTileBlocks<kHeadSize, kOperands> == 1 && kOperands != TileOperands::kConverted;
 
 /// The columns of a block of kThreads threads, 16 a warp.
 template <int32_t kThreads, int32_t kHeadSize, TileOperands kOperands>
@@ -451,13 +452,16 @@ __global__ void __launch_bounds__(kPromptThreads, kTileBlocks<kHeadSize, kOperan
     const auto turn = static_cast<int32_t>(blockIdx.x) / args.kv_heads;
     const PromptTile tile = find_columns<kHalves>(args, turn);
     if (tile.first_column >= tile.columns) return;
-    if (kHalves && args.cut.is_half(turn)) {
-        // Half of the warps are enough for it: the others leave at once.
-        if (threadIdx.x < kPromptThreads / 2)
-            attend_columns<kPromptThreads / 2, kHeadSize, kOperands>(args, tile, kv_head, shared);
-    } else {
-        attend_columns<kPromptThreads, kHeadSize, kOperands>(args, tile, kv_head, shared);
+    if constexpr (kHalves) {
+        if (args.cut.is_half(turn)) {
+            // Half of the warps are enough for it: the others leave at once.
+            if (threadIdx.x < kPromptThreads / 2)
+                attend_columns<kPromptThreads / 2, kHeadSize, kOperands>(args, tile, kv_head,
+                                                                         shared);
+            return;
+        }
     }
+    attend_columns<kPromptThreads, kHeadSize, kOperands>(args, tile, kv_head, shared);
 }
 
 }  // namespace tessera::cuda

@@ -202,11 +202,11 @@ struct PromptKeys {
     int64_t kv_head;
 };
 
-template <int32_t kThreads, int32_t kHeadSize, PageFormat kFormat>
+template <int32_t kHeadSize, PageFormat kFormat>
 __device__ __forceinline__ void convert_step(
     const Pages& pages, const uint8_t* source, int32_t head_size, int2 live, uint16_t* tile) {
     constexpr int32_t kPieces = kHeadSize / 8;
-    constexpr int32_t kTurns = kTileKeys * kPieces / kThreads;
+    constexpr int32_t kTurns = kTileKeys * kPieces / kPromptThreads;
     constexpr int32_t kAtOnce = kHeadSize > 128 ? 2 : 1;  // bounded by registers
     auto thread = static_cast<int32_t>(threadIdx.x);
     make_opaque(thread);  // places are not kept from step to step
@@ -215,7 +215,7 @@ __device__ __forceinline__ void convert_step(
         Eight<kFormat> raw[kAtOnce];
 #pragma unroll
         for (int32_t i = 0; i < kAtOnce; ++i) {
-            const int32_t at = (turn + i) * kThreads + thread;
+            const int32_t at = (turn + i) * kPromptThreads + thread;
             const int32_t row = at / kPieces, piece = at % kPieces;
             raw[i] = {};
             if (row >= live.x && row < live.y && piece * 8 < head_size)
@@ -223,7 +223,7 @@ __device__ __forceinline__ void convert_step(
         }
 #pragma unroll
         for (int32_t i = 0; i < kAtOnce; ++i) {
-            const int32_t at = (turn + i) * kThreads + thread;
+            const int32_t at = (turn + i) * kPromptThreads + thread;
             float x[8];
             raw[i].unpack(x);
             *reinterpret_cast<uint4*>(tile + tile_place<kHeadSize>(at / kPieces, at % kPieces)) =
@@ -246,6 +246,7 @@ __device__ __forceinline__ void load_step(const Pages& pages,
     const uint8_t* source =
         pages.head(page, keys.kv_head) + first_key % kPageTokens * pages.row_bytes;
     const int2 live = {keys.begin - first_key, keys.end - first_key};
+    static_assert(kOperands != TileOperands::kConverted || kThreads == kPromptThreads);
     if constexpr (kOperands != TileOperands::kConverted) {
         constexpr int32_t kPieces = kHeadSize / 8, kRows = kThreads / kPieces;  // at once
         const int32_t first = static_cast<int32_t>(threadIdx.x) / kPieces;
@@ -265,17 +266,17 @@ __device__ __forceinline__ void load_step(const Pages& pages,
         }
         commit_copies();
     } else if (!pages.aligned) {
-        convert_step<kThreads, kHeadSize, PageFormat::kAny>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kAny>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF32) {
-        convert_step<kThreads, kHeadSize, PageFormat::kF32>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kF32>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kQ8_0) {
-        convert_step<kThreads, kHeadSize, PageFormat::kQ8_0>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kQ8_0>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF8) {
-        convert_step<kThreads, kHeadSize, PageFormat::kF8>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kF8>(pages, source, head_size, live, tile);
     } else if (pages.format == PageFormat::kF16) {
-        convert_step<kThreads, kHeadSize, PageFormat::kF16>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kF16>(pages, source, head_size, live, tile);
     } else {
-        convert_step<kThreads, kHeadSize, PageFormat::kBF16>(pages, source, head_size, live, tile);
+        convert_step<kHeadSize, PageFormat::kBF16>(pages, source, head_size, live, tile);
     }
 }
 
