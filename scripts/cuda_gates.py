@@ -29,10 +29,10 @@ EXPECTED = {"sm_80": EVERYWHERE, "sm_90a": EVERYWHERE + HOPPER, "sm_120": EVERYW
 # Tiles of linear/gemm_nvfp4_sm120.cuh: products of a warp and stage, and how many percent of their issue slots (16 of them
 # a product) the other instructions of the loop may take. What has no room beside them is issued late.
 FP4_KERNEL = re.compile(r"5sm1206kernelINS0_12NativeFp4MmaENS1_4TileILi(\d+)ELi(\d+)EEELNS1_4FormE(\d)E")
-FP4_TILES = {(256, 128): (64, 20), (128, 128): (32, 25), (128, 64): (16, 40)}
-FP4_FORMS = ("", " of gate and up", " of experts")
+FP4_TILES = {(256, 128): (64, 20), (256, 64): (32, 32), (128, 128): (32, 25), (128, 64): (16, 40)}
+FP4_FORMS = ("", " of gate and up", " of experts", " of gate and up of experts")
 # Tiles and forms that have a kernel.
-FP4_KERNELS = {(256, 128, 0), (128, 128, 0), (128, 64, 0), (256, 128, 1), (128, 128, 2), (128, 64, 2)}
+FP4_KERNELS = {(256, 128, 0), (128, 128, 0), (128, 64, 0), (256, 128, 1), (128, 128, 2), (128, 64, 2), (256, 128, 3), (256, 64, 3)}
 FP4_SLOTS = 16
 FP4_REGISTERS = 168
 # Kernels whose instruction is a function that they call (ptx/fp4_mma.cuh): nobody asks for their speed, and a call may keep

@@ -179,7 +179,7 @@ if [[ -n $sanitizer_program ]]; then
         general='^(GATED_DELTA_NET\(nk=(1,nv=1|16,nv=48),hs_k=128,hs_v=128,runs=\[(128\+(70|11)|0\+70)|FLASH_ATTN\(hs=(128|256),nh=6,nkv=2,type_k=(BF16|F8_E4M3),.*prompts=2)'
         sanitize mem-general memcheck "$tessera" --emulate general -p "$general"
         sanitize race-general racecheck "$tessera" --emulate general -p "$general"
-        sanitize mem-fp4 memcheck "$tessera" --emulate fp4 -p '^(MUL_MAT\(type=(NVFP4|MXFP4),m=300,n=9,|LINEAR_GLU\(type=NVFP4,m=288,n=70,|MUL_MAT_ID\(type=(NVFP4|MXFP4),n_mats=6,n_used=2,.*m=(130|272)|(PREPARE|RMS_NORM_INPUT)\(type=NVFP4)'
+        sanitize mem-fp4 memcheck "$tessera" --emulate fp4 -p '^(MUL_MAT\(type=(NVFP4|MXFP4),m=300,n=9,|LINEAR_GLU\(type=NVFP4,m=288,n=70,|MUL_MAT_ID\(type=(NVFP4|MXFP4),n_mats=6,n_used=2,.*m=(130|272)|MUL_MAT_ID_GLU\(type=(NVFP4|MXFP4),n_mats=(3|7|300),|(PREPARE|RMS_NORM_INPUT)\(type=NVFP4)'
     fi
 fi
 for ((shard = 0; shard < shards; ++shard)); do

@@ -145,10 +145,9 @@ def row_bytes(model: Model, x_bytes: float) -> float:
     # Results of experts are read again to be added; their rows are gathered by the products.
     routed = model.layers * model.used * 8 * model.width
     # Gate and up are one product that leaves as bf16, which a pass rounds further where rows have
-    # scales; those of experts in packed rows are two f32 results that a pass joins.
+    # scales.
     joined = 0.0 if x_bytes == 2.0 else 2 + x_bytes
-    of_expert = joined if x_bytes >= 1.0 else 8 + x_bytes
-    units = model.layers * model.ffn * (joined + model.used * of_expert)
+    units = model.layers * model.ffn * joined * (1 + model.used)
     return norms + mixers + attending + routed + units
 
 

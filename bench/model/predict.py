@@ -43,8 +43,8 @@ def general() -> models.General:
 
 
 def blackwell() -> models.Kernels:
-    plain, gated, grouped = (products.blackwell_kernels(sass.load(COUNTS), form) for form in products.FORMS)
-    return models.Kernels(plain, gated, grouped, grouped, plain[0].column_bytes, general())
+    found = [products.blackwell_kernels(sass.load(COUNTS), form) for form in products.FORMS]
+    return models.Kernels(*found, found[0][0].column_bytes, general())
 
 
 def predicted_us(row: Row) -> float:

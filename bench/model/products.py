@@ -178,7 +178,7 @@ def hopper_kernels(loops: dict[str, Loop]) -> dict[str, Kernel]:
     }
 
 
-FORMS = ("plain", "gated", "grouped")
+FORMS = ("plain", "gated", "grouped", "gated groups")
 
 
 def blackwell_kernels(loops: dict[str, Loop], form: str) -> list[Kernel]:
@@ -189,5 +189,5 @@ def blackwell_kernels(loops: dict[str, Loop], form: str) -> list[Kernel]:
         if match and FORMS[int(match.group(3))] == form:
             features, tokens = int(match.group(1)), int(match.group(2))
             kernels.append(Kernel("fp4", {tokens: loop}, features, 9 / 16, 1, warpgroups=False, ahead=False,
-                                  out_bytes=1.0 if form == "gated" else 4.0))
+                                  out_bytes=1.0 if "gated" in form else 4.0))
     return kernels

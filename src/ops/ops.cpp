@@ -66,6 +66,10 @@ GemmInput Ops::linear_glu(
     const Tensor other = ex.arena.allocate(DType::kF32, {x.rows, up.rows});
     linear(ex, x, gate, Tensor{}, gated, Accumulate::kNo);
     linear(ex, x, up, Tensor{}, other, Accumulate::kNo);
+    return join(ex, gated, other, kind, wants);
+}
+
+GemmInput Ops::join(Exec& ex, const Tensor& gated, const Tensor& other, Glu kind, ActWants wants) {
     if (!rounds_gated(wants)) return glu_input(ex, gated, other, kind, wants);
     glu(ex, gated, other, kind, gated);
     round_gated(ex, gated, wants);
@@ -155,7 +159,7 @@ GemmInput Ops::linear_experts_glu(Exec& ex,
     linear_experts(ex, x, work, gate, gated);
     linear_experts(ex, x, work, up, other);
     Exec pair_rows{.arena = ex.arena, .prompt_rows = ex.prompt_rows * work.choices};
-    return glu_input(pair_rows, gated, other, kind, wants);
+    return join(pair_rows, gated, other, kind, wants);
 }
 
 }  // namespace tessera

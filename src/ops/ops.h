@@ -462,8 +462,8 @@ class Ops {
                                 const Weight& weight,
                                 const Tensor& out) = 0;
 
-    /// act(Wg_e x) * (Wu_e x) per pair, ready for `wants` with a row per pair. Default: two
-    /// linear_experts, glu_input.
+    /// act(Wg_e x) * (Wu_e x) per pair, ready for `wants` with a row per pair, rounded as
+    /// linear_glu. Default: two linear_experts, then as linear_glu.
     virtual GemmInput linear_experts_glu(Exec& ex,
                                          const GemmInput& x,
                                          const ExpertWork& work,
@@ -500,6 +500,10 @@ class Ops {
     /// The rounding that linear_glu promises: of the prompt rows of `gated`, F32 [T, N], to bf16
     /// where kNvfp4 or kFp4 is wanted of them.
     void round_gated(Exec& ex, const Tensor& gated, ActWants wants);
+
+  private:
+    /// The end of linear_glu: of products with gate, which is overwritten, and up.
+    GemmInput join(Exec& ex, const Tensor& gated, const Tensor& other, Glu kind, ActWants wants);
 };
 
 }  // namespace tessera

@@ -115,7 +115,7 @@ TEST_F(EmulatedFp4, AnswersAreTheSameForAnyUbatch) {
                                      std::pair{DType::kMXFP4, "linear_glu[mxfp4,fp4]"}})
         expect_same_answers_of_models(fp4_backend(), type, packed_as(name));
     for (const auto& [type, name] : {std::pair{DType::kNVFP4, "linear_experts[nvfp4,fp4]"},
-                                     std::pair{DType::kMXFP4, "linear_experts[mxfp4,fp4]"}})
+                                     std::pair{DType::kMXFP4, "linear_experts_glu[mxfp4,fp4]"}})
         expect_same_answers_of_models(fp4_backend(), type, packed_as(name), {"qwen35moe"});
 }
 
@@ -259,6 +259,65 @@ TEST_F(EmulatedFp4, GatedRowsAreThoseOfTwoProducts) {
                     op_cases::read_input(
                         ops.Ops::linear_glu(ex, input, gate, up, Glu::kSwiGlu, wants), two);
                     EXPECT_EQ(one, two) << name << " " << tokens << " " << n << " " << +wanted;
+                }
+            }
+        }
+    }
+}
+
+// The same of experts: of pairs that meet another expert's matrices, scales or factors, or leave in
+// another pair's row; tiles of both sizes, prompt and generated pairs of one expert, an expert
+// without pairs, a row a pair or a token.
+TEST_F(EmulatedFp4, GatedRowsOfExpertsAreThoseOfTwoProducts) {
+    if (!refusal().empty()) return;
+    constexpr int64_t kCols = 448;
+    constexpr int32_t kExperts = 5, kChoices = 2;
+    constexpr auto kBf16Bit = static_cast<uint8_t>(1u << static_cast<unsigned>(ActFormat::kBF16));
+    op_cases::HostedOps ops(make_ops(fp4_backend()), false);
+    op_cases::WeightBank bank;
+    op_cases::Subject subject(ops, bank);
+    op_cases::Random random(5);
+    std::vector<std::byte> memory(size_t{24} << 20);
+    const std::vector<float> scales{1.0f, 0.37f, 2.0f, 0.01f, 5.0f};
+    for (const DType format : {DType::kNVFP4, DType::kMXFP4}) {
+        const std::string name = format == DType::kNVFP4 ? "nvfp4" : "mxfp4";
+        for (const int32_t tokens : {1, 97, 500}) {
+            for (const int64_t n : {32, 160, 288}) {
+                const Weight gate = subject.experts(format, n, kCols, kExperts, scales, 0);
+                const Weight up = subject.experts(format, n, kCols, kExperts, scales, 1);
+                std::vector<int32_t> ids;
+                for (int32_t t = 0; t < tokens; ++t)
+                    for (const int32_t turn : {0, 1})
+                        ids.push_back((t * t + turn) % (kExperts - 1));
+                for (const bool per_pair : {false, true}) {
+                    const int32_t rows = per_pair ? tokens * kChoices : tokens;
+                    std::vector<float> x(static_cast<size_t>(rows * kCols));
+                    for (float& value : x) value = random.uniform(-4.0f, 4.0f);
+                    for (const uint8_t wanted : {gate.wants.prompt, kBf16Bit}) {
+                        const ActWants wants{wanted, gate.wants.generated, gate.wants.nvfp4};
+                        Arena arena(memory.data(), memory.size());
+                        Exec ex{arena, tokens - tokens / 3};
+                        Exec x_rows{arena, ex.prompt_rows * (rows / tokens)};
+                        const GemmInput input = ops.prepare(
+                            x_rows, make_tensor(x.data(), DType::kF32, {rows, kCols}), gate.wants);
+                        const ExpertWork work = ops.group_experts(
+                            ex, make_tensor(ids.data(), DType::kI32, {tokens, kChoices}), kExperts);
+                        std::vector<float> one, two;
+                        ops.reset_op_counts();
+                        op_cases::read_input(
+                            ops.linear_experts_glu(ex, input, work, gate, up, Glu::kSwiGlu, wants),
+                            one);
+                        const std::vector<OpCount> counts = ops.op_counts();
+                        EXPECT_TRUE(std::ranges::any_of(counts, [&](const OpCount& count) {
+                            return count.name == "linear_experts_glu[" + name + ",fp4]" &&
+                                   count.calls == 1 && count.operands == Operands::kFp4;
+                        })) << name;
+                        op_cases::read_input(ops.Ops::linear_experts_glu(ex, input, work, gate, up,
+                                                                         Glu::kSwiGlu, wants),
+                                             two);
+                        EXPECT_EQ(one, two) << name << " " << tokens << " " << n << " " << per_pair
+                                            << " " << +wanted;
+                    }
                 }
             }
         }

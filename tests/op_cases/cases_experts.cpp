@@ -235,6 +235,26 @@ void fp4_sweep(std::vector<OpCase>& cases) {
                     .prompt_rows = 90,
                     .ids = Ids::kRepeated,
                     .scales = true});
+        for (const int32_t choices : {1, 2})
+            add(cases, {.gated = true,
+                        .weight = format,
+                        .n = 160,
+                        .k = 448,
+                        .experts = 3,
+                        .choices = choices,
+                        .t = 300,
+                        .prompt_rows = choices == 1 ? 300 : 271,
+                        .per_pair = choices == 2,
+                        .scales = true});
+        add(cases, {.gated = true,
+                    .weight = format,
+                    .n = 64,
+                    .k = 128,
+                    .experts = 300,
+                    .choices = 4,
+                    .t = 23,
+                    .prompt_rows = 20,
+                    .scales = true});
     }
 }
 

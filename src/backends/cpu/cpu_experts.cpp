@@ -552,7 +552,9 @@ GemmInput CpuOps::linear_experts_glu(Exec& ex,
             linear_->operands(gate.format, rows.prompt), {});
         run_items(call, list, scratch);
     }
-    return direct ? input : prepare(pair_rows, gated, wants);
+    if (direct) return input;
+    round_gated(pair_rows, gated, wants);
+    return prepare(pair_rows, gated, wants);
 }
 
 void CpuOps::combine(

@@ -123,8 +123,8 @@ std::string CudaOps::description() const {
 }
 
 std::vector<std::string_view> CudaOps::overrides() const {
-    return {"linear_many",          "linear_glu",         "rms_norm_input", "glu_input",
-            "gated_rms_norm_input", "qk_norm_rope_store", "delta_net_input"};
+    return {"linear_many", "linear_glu",           "linear_experts_glu", "rms_norm_input",
+            "glu_input",   "gated_rms_norm_input", "qk_norm_rope_store", "delta_net_input"};
 }
 
 SelfTest CudaOps::self_test() {

@@ -192,6 +192,13 @@ class CudaOps final : public Ops {
                         const ExpertWork& work,
                         const Weight& weight,
                         const Tensor& out) override;
+    GemmInput linear_experts_glu(Exec& ex,
+                                 const GemmInput& x,
+                                 const ExpertWork& work,
+                                 const Weight& gate,
+                                 const Weight& up,
+                                 Glu kind,
+                                 ActWants wants) override;
     void combine(Exec& ex,
                  const Tensor& y,
                  const Tensor& weights,
@@ -226,6 +233,17 @@ class CudaOps final : public Ops {
   private:
     struct Timing;  ///< events that have not been read yet
     struct Upload;  ///< pinned buffers that weights pass through
+
+    /// What gated products are of: rows of x, or (`work`) its pairs with experts.
+    struct GatedOperands {
+        const GemmInput& x;
+        const ExpertWork* work;
+        const Weight& gate;
+        const Weight& up;
+        Glu kind;
+    };
+    /// linear_glu and linear_experts_glu whose prompt rows are one product; x has some of them.
+    GemmInput gated_product(Exec& ex, const GatedOperands& of, ActWants wants);
 
     /// Counts that an op whose kernel does not take these operands is composed of others instead.
     void note_composed(const Exec& ex, std::string_view op, std::string_view fallback);

@@ -95,6 +95,7 @@ void attend_prompt(Device& device, const AttentionCall& call, int32_t prompt_row
                           .kv_heads = call.kv_heads(),
                           .group = call.group(),
                           .head_size = head_size,
+                          .cut = {},  // launch_tiles() knows
                           .window = call.params.window,
                           .scale = call.params.scale,
                           .softcap = call.params.softcap,

@@ -24,7 +24,7 @@ enum class TileOperands { kBF16, kF16, kConverted };
 /// How a launch deals out columns: tiles of kTileColumns, of which the first `halved`, which start
 /// last, are two blocks each. A column's bits do not depend on it.
 struct PromptCut {
-    int32_t tiles;  ///< of all sequences at most
+    int32_t tiles = 0;  ///< of all sequences at most
     int32_t halved = 0;
     __host__ __device__ int32_t blocks() const { return tiles + halved; }  ///< a kv head
     __device__ bool is_half(int32_t turn) const { return turn >= tiles - halved; }

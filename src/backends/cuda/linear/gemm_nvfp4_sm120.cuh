@@ -155,8 +155,8 @@ __device__ __forceinline__ void consume(const Operands& operands, Shared<Tile>& 
             ring.next();
         }
         const float* const tokens = shared.row_scales + lane % 4 * 2;
-        if constexpr (kForm == Form::kGated)
-            store_gated<Tile>(operands, item, warp, tokens, sums);
+        if constexpr (is_gated(kForm))
+            store_gated<Tile>(operands, item, warp, tokens, RowsThere{item.token, p.rows}, sums);
         else
             store_plain<Tile>(operands, item, warp, tokens, sums);
     }
@@ -167,8 +167,8 @@ template <Form kForm, class Mma, class Tile>
 __device__ __forceinline__ void consume(const Operands& operands, GroupedShared<Tile>& shared) {
     const int steps = operands.base.steps;
     const int thread = static_cast<int>(threadIdx.x) - 32 * kLoaders;
-    const int warp = thread / 32;
-    const auto places = own_places<Tile>(warp, thread % 32);
+    const int lane = thread % 32, warp = thread / 32;
+    const auto places = own_places<Tile>(warp, lane);
     Ring<Tile::kStages> ring;
     while (true) {
         barrier_wait(&shared.full[ring.slot], ring.parity);
@@ -182,7 +182,12 @@ __device__ __forceinline__ void consume(const Operands& operands, GroupedShared<
             ring.next();
         }
         const int last = ring.before();
-        store_grouped<Tile>(operands, shared.tiles[last], warp, sums);
+        const TileRows<Tile::kTokens>& tile = shared.tiles[last];
+        if constexpr (is_gated(kForm))
+            store_gated<Tile>(operands, {0, tile.feature, tile.expert}, warp,
+                              tile.scales + lane % 4 * 2, RowsOfGroup{tile.out}, sums);
+        else
+            store_grouped<Tile>(operands, tile, warp, sums);
         barrier_arrive_warp(&shared.empty[last]);
     }
 }
@@ -192,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     kernel(const __grid_constant__ hopper::Maps maps, const __grid_constant__ Operands p) {
     using Memory = SharedOf<Tile, kForm>;
     static_assert(sizeof(Memory) <= kSharedBytes);
-    constexpr bool kGrouped = kForm == Form::kGrouped;
+    constexpr bool kGrouped = is_grouped(kForm);
     if constexpr (Mma::kAvailable) {
         extern __shared__ __align__(1024) unsigned char memory[];
         auto& shared = *reinterpret_cast<Memory*>(memory);
@@ -236,8 +241,8 @@ inline CUtensorMap codes_map(const uint8_t* codes, int64_t row_bytes, int64_t ro
 template <class Mma, class Tile, Form kForm>
 void launch(
     Device& device, const Product& product, const uint8_t* up, const Fp4Rows& x, Operands p) {
-    constexpr bool kGated = kForm == Form::kGated, kGrouped = kForm == Form::kGrouped;
-    constexpr int kOwn = kGated ? Tile::kFeatures / 2 : Tile::kFeatures;
+    constexpr bool kGated = is_gated(kForm), kGrouped = is_grouped(kForm);
+    constexpr int kOwn = kOwnFeatures<Tile, kForm>;
     const int64_t row_bytes = product.units * kPieceBytes;
     const int64_t feature_tiles = ceil_div(product.n, int64_t{kOwn});
     // Grouped: as many as there may be.
@@ -256,12 +261,12 @@ void launch(
         maps.x = codes_map(x.codes, row_bytes, product.rows, Tile::kTokens);
     }
     maps.weights = codes_map(product.codes, row_bytes, weight_rows, kOwn);
-    if constexpr (kGated) maps.up = codes_map(up, row_bytes, product.n, kOwn);
+    if constexpr (kGated) maps.up = codes_map(up, row_bytes, weight_rows, kOwn);
     const int blocks = std::min(p.base.items, device.multiprocessors());
-    device.launch(kGated     ? "gemm_nvfp4_sm120_glu"
-                  : kGrouped ? "gemm_nvfp4_sm120_experts"
-                             : "gemm_nvfp4_sm120",
-                  kernel<Mma, Tile, kForm>, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+    constexpr const char* kNames[] = {"gemm_nvfp4_sm120", "gemm_nvfp4_sm120_glu",
+                                      "gemm_nvfp4_sm120_experts", "gemm_nvfp4_sm120_experts_glu"};
+    device.launch(kNames[static_cast<int>(kForm)], kernel<Mma, Tile, kForm>,
+                  dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                   sizeof(SharedOf<Tile, kForm>), maps, p);
 }
 
@@ -309,10 +314,8 @@ void run_tiles(
     launch<Mma, Tile<128, 64>, Form::kPlain>(device, product, nullptr, x, p);
 }
 
-/// The product of experts in tiles of 128 features by 128 or 64 tokens.
-template <class Mma>
-void run_groups(
-    Device& device, const Product& product, DType format, const Fp4Rows& x, int tokens) {
+/// The operands of a product of experts.
+inline Operands grouped_operands_of(const Product& product, DType format, const Fp4Rows& x) {
     check(product.bias == nullptr && !product.add && product.first_pair == 0 &&
               product.first_row == 0,
           "products of FP4: prompt pairs of experts, without bias and sum");
@@ -321,9 +324,45 @@ void run_groups(
     Operands p = operands_of(product, format, x);
     p.grouping = product;
     p.x = x.codes;
+    return p;
+}
+
+/// Rows of smaller tiles are less often padding, larger ones read weights less often.
+inline int group_tokens(const Product& product) {
+    return rows_per_matrix(product) <= 96 ? 64 : 128;
+}
+
+/// The product of experts in tiles of 128 features by 128 or 64 tokens.
+template <class Mma>
+void run_groups(
+    Device& device, const Product& product, DType format, const Fp4Rows& x, int tokens) {
+    const Operands p = grouped_operands_of(product, format, x);
     if (tokens == 128)
         return launch<Mma, Tile<128, 128>, Form::kGrouped>(device, product, nullptr, x, p);
     launch<Mma, Tile<128, 64>, Form::kGrouped>(device, product, nullptr, x, p);
+}
+
+/// Gate and up in one: adds what is of up.
+inline void add_up(Operands& p, const Product& gate, const GluProduct& with) {
+    check(gate.n % 32 == 0, "gated products of FP4: features are multiples of 32");
+    hopper::add_up(p.base, gate, with);
+    p.up_row_factors = with.row_factors;
+    p.gated = static_cast<__nv_bfloat16*>(with.out);
+}
+
+/// Gate and up of experts in tiles of 128 features of both by 128 or 64 tokens.
+template <class Mma>
+void run_gated_groups(Device& device,
+                      const Product& gate,
+                      const GluProduct& with,
+                      DType format,
+                      const Fp4Rows& x,
+                      int tokens) {
+    Operands p = grouped_operands_of(gate, format, x);
+    add_up(p, gate, with);
+    if (tokens == 128)
+        return launch<Mma, Tile<256, 128>, Form::kGatedGroups>(device, gate, with.codes, x, p);
+    launch<Mma, Tile<256, 64>, Form::kGatedGroups>(device, gate, with.codes, x, p);
 }
 
 }  // namespace sm120
@@ -331,11 +370,8 @@ void run_groups(
 template <class Mma>
 void run_gemm_nvfp4_sm120(Device& device, const Product& product, DType format, const Fp4Rows& x) {
     if (product.rows == 0) return;
-    if (product.pairs != nullptr) {
-        // Rows of smaller tiles are less often padding, larger ones read weights less often.
-        const int tokens = rows_per_matrix(product) <= 96 ? 64 : 128;
-        return sm120::run_groups<Mma>(device, product, format, x, tokens);
-    }
+    if (product.pairs != nullptr)
+        return sm120::run_groups<Mma>(device, product, format, x, sm120::group_tokens(product));
     sm120::run_tiles<Mma>(device, product, format, x,
                           sm120::choose_tile(product.n, product.rows, device.multiprocessors()));
 }
@@ -343,12 +379,12 @@ void run_gemm_nvfp4_sm120(Device& device, const Product& product, DType format, 
 template <class Mma>
 void run_glu_nvfp4_sm120(
     Device& device, const Product& gate, const GluProduct& with, DType format, const Fp4Rows& x) {
-    check(gate.n % 32 == 0, "gated products of FP4: features are multiples of 32");
     if (gate.rows == 0) return;
+    if (gate.pairs != nullptr)
+        return sm120::run_gated_groups<Mma>(device, gate, with, format, x,
+                                            sm120::group_tokens(gate));
     sm120::Operands p = sm120::operands_of(gate, format, x);
-    hopper::add_up(p.base, gate, with);
-    p.up_row_factors = with.row_factors;
-    p.gated = static_cast<__nv_bfloat16*>(with.out);
+    sm120::add_up(p, gate, with);
     // Of one size: what is gained by smaller ones, where tokens are few, weights are read in.
     sm120::launch<Mma, sm120::Tile<256, 128>, sm120::Form::kGated>(device, gate, with.codes, x, p);
 }

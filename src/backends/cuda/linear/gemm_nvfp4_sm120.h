@@ -24,7 +24,8 @@ struct Fp4Rows {
 template <class Mma>
 void run_gemm_nvfp4_sm120(Device& device, const Product& product, DType format, const Fp4Rows& x);
 /// act(gate) * up of two such weights, as run_glu_sm90; both with `row_factors` where MXFP4. Tiles
-/// of 128 features of both by 128 tokens. The sums are those of two products.
+/// of 128 features of both by 128 tokens. The sums are those of two products. Grouped as above,
+/// into bf16 rows [all pairs, n]; by 128 or 64 tokens.
 template <class Mma>
 void run_glu_nvfp4_sm120(
     Device& device, const Product& gate, const GluProduct& with, DType format, const Fp4Rows& x);

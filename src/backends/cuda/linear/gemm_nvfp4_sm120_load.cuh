@@ -19,8 +19,15 @@ inline constexpr int kSharedBytes = 101376;  ///< what a block of sm_120 may hav
 static_assert(kThreads == hopper::kThreads, "the shares of registers are for so many threads");
 static_assert(kFragmentRows == 16 * kProducers && kFragmentRows == 32 * kLoaders);
 
-/// What a product is: of one matrix, f32; of gate and up, bf16; of experts, f32.
-enum class Form : uint8_t { kPlain, kGated, kGrouped };
+/// What a product is: of one matrix or of gate and up, whose results are f32 or bf16; the same of
+/// experts.
+enum class Form : uint8_t { kPlain, kGated, kGrouped, kGatedGroups };
+constexpr bool is_gated(Form form) {
+    return form == Form::kGated || form == Form::kGatedGroups;
+}
+constexpr bool is_grouped(Form form) {
+    return form == Form::kGrouped || form == Form::kGatedGroups;
+}
 
 template <int Features, int Tokens>
 struct Tile {
@@ -57,7 +64,11 @@ struct GroupedShared : Shared<Tile> {
     TileRows<Tile::kTokens> tiles[Tile::kStages];
 };
 template <class Tile, Form kForm>
-using SharedOf = std::conditional_t<kForm == Form::kGrouped, GroupedShared<Tile>, Shared<Tile>>;
+using SharedOf = std::conditional_t<is_grouped(kForm), GroupedShared<Tile>, Shared<Tile>>;
+
+/// Features of a tile: of gate and as many of up where gated.
+template <class Tile, Form kForm>
+constexpr int kOwnFeatures = is_gated(kForm) ? Tile::kFeatures / 2 : Tile::kFeatures;
 
 struct Operands {
     hopper::Operands base;  ///< `token_tiles` and `items` say how the tiles are cut
@@ -66,7 +77,7 @@ struct Operands {
     const float* row_factors;  ///< of the weight, MXFP4 alone, else null
     // Gated alone:
     const float* up_row_factors;
-    __nv_bfloat16* gated;  ///< [rows, n]
+    __nv_bfloat16* gated;  ///< [rows, n], grouped: [all pairs, n]
     // Grouped alone:
     Grouping grouping;
     const uint8_t* x;       ///< codes
@@ -79,9 +90,9 @@ struct Item {
 };
 template <class Tile, Form kForm>
 __device__ __forceinline__ Item item_of(const hopper::Operands& p, int index) {
-    constexpr int kOwn = kForm == Form::kGated ? Tile::kFeatures / 2 : Tile::kFeatures;
     // Tiles that run together share their features, of which there is more than of tokens.
-    return {index % p.token_tiles * Tile::kTokens, index / p.token_tiles * kOwn, 0};
+    return {index % p.token_tiles * Tile::kTokens,
+            index / p.token_tiles * kOwnFeatures<Tile, kForm>, 0};
 }
 
 /// The scales of a stage of one row, as they lie in memory: those of two units for each half.
@@ -223,13 +234,13 @@ __device__ __forceinline__ void bring(const hopper::Maps& maps,
                                       const X& x,
                                       Memory& shared,
                                       Ring<Tile::kStages>& ring) {
-    constexpr bool kGated = kForm == Form::kGated;
+    constexpr bool kGated = is_gated(kForm);
     constexpr int kOwnRows = Tile::kFragments;
     constexpr uint32_t kBytes = (Tile::kFeatures + (X::kGathered ? 0 : Tile::kTokens)) * kRowBytes;
     const hopper::Operands& p = operands.base;
     const int thread = static_cast<int>(threadIdx.x);
     // Rows of other experts before this one's.
-    const int64_t before = kForm == Form::kGrouped ? item.expert * p.n : 0;
+    const int64_t before = is_grouped(kForm) ? item.expert * p.n : 0;
     const auto first_row = static_cast<int32_t>(before) + item.feature;
     // Codes of rows that are not there arrive as zeros, those behind an expert's last are nobody's:
     // any scale will do for them.
@@ -261,8 +272,8 @@ __device__ __forceinline__ void bring(const hopper::Maps& maps,
             uint8_t* const weights = shared.weights[stage];
             copy_box(weights, &maps.weights, step * kRowBytes, first_row, full);
             if constexpr (kGated)
-                copy_box(weights + kFragmentRows * kRowBytes, &maps.up, step * kRowBytes,
-                         item.feature, full);
+                copy_box(weights + kFragmentRows * kRowBytes, &maps.up, step * kRowBytes, first_row,
+                         full);
             if constexpr (!X::kGathered)
                 copy_box(shared.x[stage], &maps.x, step * kRowBytes, item.token, full);
         }
@@ -315,7 +326,7 @@ __device__ __forceinline__ void produce(const hopper::Maps& maps,
         // The pairs of an expert ascend, so those of prompts come first.
         if (of.pairs[group.first] >= of.end_pair) continue;
         const GatheredRows<Tile> x(operands, group);
-        const Item item{0, index / groups * Tile::kFeatures, group.expert};
+        const Item item{0, index / groups * kOwnFeatures<Tile, kForm>, group.expert};
         bring<F, kForm, Mma, Tile>(maps, operands, item, x, shared, ring);
     }
     Barrier* const full = &shared.full[ring.slot];

@@ -82,12 +82,27 @@ __device__ __forceinline__ void store_grouped(
     }
 }
 
+/// Rows of the result that follow one another: that of token `at` of a tile; negative: none.
+struct RowsThere {
+    int32_t first;
+    int64_t rows;
+    __device__ __forceinline__ int32_t operator()(int at) const {
+        return first + at < rows ? first + at : -1;
+    }
+};
+/// Rows of a group.
+struct RowsOfGroup {
+    const int32_t* out;
+    __device__ __forceinline__ int32_t operator()(int at) const { return out[at]; }
+};
+
 /// Stores act(gate) * up of a warp's 16 features, bf16: sums[0] are gate's, sums[1] up's.
-template <class Tile>
+template <class Tile, class Rows>
 __device__ __forceinline__ void store_gated(const Operands& operands,
                                             const Item& item,
                                             int warp,
                                             const float* tokens,
+                                            const Rows& rows,
                                             float (&sums)[Tile::kFragments][Tile::kTokens / 2]) {
     constexpr int kRounds = 2;  ///< of 32 tokens between moves of the sums
     const hopper::Operands& p = operands.base;
@@ -95,18 +110,22 @@ __device__ __forceinline__ void store_gated(const Operands& operands,
     const bool odd = group % 2 == 1;
     const int64_t feature = item.feature + warp * 16;
     if (feature >= p.n) return;  // a warp's features are all there or none
+    const auto factor = [&](const float* outer, const float* row_factors, int64_t row) {
+        return factor_of(outer + item.expert,
+                         row_factors == nullptr ? nullptr : row_factors + item.expert * p.n, row,
+                         p.n);
+    };
     hopper::TileFactors factors[2];
-    __nv_bfloat16* out[2];  ///< of a pair of features, at the thread's first token
+    int64_t column[2];  ///< of a pair of features
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int64_t own = feature + group + 8 * half, even = own - group % 2;
-        factors[half] = {{factor_of(p.outer, operands.row_factors, own, p.n),
-                          factor_of(p.up_outer, operands.up_row_factors, own, p.n)},
+        factors[half] = {{factor(p.outer, operands.row_factors, own),
+                          factor(p.up_outer, operands.up_row_factors, own)},
                          tokens};
-        out[half] = operands.gated + (item.token + lane % 4 * 2 + group % 2) * p.n +
-                    (p.out_pairs ? transposed_pair_place(even) : even);
+        column[half] = p.out_pairs ? transposed_pair_place(even) : even;
     }
-    int64_t left = p.rows - item.token - lane % 4 * 2 - group % 2;
+    const int own_token = lane % 4 * 2 + group % 2;
     // A loop, as the activation is long: the sums move instead of the places that are read.
 #pragma unroll 1
     for (int first = 0; first < Tile::kTokens; first += 32 * kRounds) {
@@ -121,20 +140,18 @@ __device__ __forceinline__ void store_gated(const Operands& operands,
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const __nv_bfloat162 pair = hopper::gated_pair(values, j, odd);
-                    if (32 * round + 8 * j < left)
-                        *reinterpret_cast<__nv_bfloat162*>(out[half] + (32 * round + 8 * j) * p.n) =
-                            pair;
+                    const int32_t row = rows(first + 32 * round + 8 * j + own_token);
+                    if (row >= 0)
+                        *reinterpret_cast<__nv_bfloat162*>(operands.gated + row * p.n +
+                                                           column[half]) = pair;
                 }
             }
         }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            out[i] += 32 * kRounds * p.n;
+        for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int j = 0; j + 16 * kRounds < Tile::kTokens / 2; ++j)
                 sums[i][j] = sums[i][j + 16 * kRounds];
-        }
-        left -= 32 * kRounds;
     }
 }
 
