@@ -115,6 +115,7 @@ TEST_F(EmulatedFp4, AnswersAreTheSameForAnyUbatch) {
                                      std::pair{DType::kMXFP4, "linear_glu[mxfp4,fp4]"}})
         expect_same_answers_of_models(fp4_backend(), type, packed_as(name));
     for (const auto& [type, name] : {std::pair{DType::kNVFP4, "linear_experts[nvfp4,fp4]"},
+                                     std::pair{DType::kMXFP4, "linear_experts[mxfp4,fp4]"},
                                      std::pair{DType::kMXFP4, "linear_experts_glu[mxfp4,fp4]"}})
         expect_same_answers_of_models(fp4_backend(), type, packed_as(name), {"qwen35moe"});
 }
